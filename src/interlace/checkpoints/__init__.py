@@ -1,0 +1,1 @@
+"""Files and state dicts: every foreign name, index base and packing ends here."""

@@ -1,0 +1,1 @@
+"""Pure functions of tensors: one folder per operator, a reference beside each fast way."""
