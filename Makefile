@@ -1,0 +1,50 @@
+# One command for each thing a person does here; `make help` lists them.
+# demo, test, check, bench and evaluate install what they need the first time.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+MODEL ?= kimi-linear-tiny
+DEMO_FILE ?= src/interlace/layers/kda.py
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench evaluate
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## virtual environment and install, once; PYTHON=python3.12 picks the interpreter
+
+# pip reads dependency groups from 25.1 on; a fresh environment often brings an older one.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 15) else \
+		"Interlace needs Python 3.11 to 3.14, got %d.%d; choose one with: make PYTHON=python3.12" % v)'
+	@echo "setup 1/3: virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "setup 2/3: pip"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@echo "setup 3/3: Interlace and what it needs (torch is the large one; a minute or two)"
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt \
+		-e . --group test --group check
+	@touch $(STAMP)
+
+demo: $(STAMP)  ## continue a source file of this repository
+	@$(BIN)/interlace generate $(MODEL) --prompt-file $(DEMO_FILE) --prompt-bytes 1024 --echo \
+		--max-tokens 400 --temperature 0.8 --top-p 0.95 --seed 0
+
+test: $(STAMP)  ## the whole test suite
+	$(BIN)/python -m pytest
+
+check: $(STAMP)  ## lint, format, types, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)  ## time a decoding step against transformers; minutes
+	$(BIN)/python benchmarks/decode_kl2.py
+
+evaluate: $(STAMP)  ## score the bundled model on its held-out files; minutes
+	$(BIN)/python benchmarks/evaluate.py
