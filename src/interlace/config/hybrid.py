@@ -1,8 +1,8 @@
-"""The shape of a hybrid model: which layers are KDA and which Gated MLA, and how large each part is.
+"""The shape of a hybrid model: which layers are KDA, which Gated MLA, and how large each part is.
 
 One frozen record with the field names of the published `config.json` files, checked once when it is
 made, so that no other room has to ask whether a layer list has a gap or an activation is known.
-Layer lists are 1-based, as published; every method that takes `layer_idx` is 0-based, as modules are.
+Layer lists are 1-based, as published; `layer_idx` of a method is 0-based, as modules are.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ class HybridConfig:
             1..L.
         num_attention_heads: heads of a Gated MLA layer (0 where there is none).
         qk_nope_head_dim: N, the part of a query that meets the head's own key.
-        qk_rope_head_dim: P, the part that meets the key shared by all heads; never rotated; may be 0.
+        qk_rope_head_dim: P, the part that meets the key shared by all heads; not rotated; may be 0.
         v_head_dim: V, value width per head.
         kv_lora_rank: R, rank of the cached latent.
         q_lora_rank: rank of the query, or None for a direct projection.
@@ -280,7 +280,7 @@ class HybridConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The published form, ready for `json.dump`; a K3 model has it nested in `text_config`."""
-        from interlace.config.published import write_published
+        from interlace.config.publishing import write_published
 
         return write_published(self)
 
@@ -432,6 +432,12 @@ def _check_experts(config: HybridConfig, experts: int) -> None:
     for name in ("num_experts", "num_experts_per_token", "moe_intermediate_size"):
         check_int(name, getattr(config, name), 1)
     assert config.num_experts_per_token is not None  # checked just above
+    if not config.num_moe_layers:
+        raise ConfigError(
+            f"num_experts is {experts}, but first_k_dense_replace {config.first_k_dense_replace} "
+            f"and moe_layer_freq {config.moe_layer_freq} give experts to none of the "
+            f"{config.num_hidden_layers} layers; lower one, or leave all expert fields out"
+        )
     groups, chosen = config.num_expert_group, config.topk_group
     if experts % groups:
         raise ConfigError(f"num_expert_group must divide num_experts, got {groups} of {experts}")

@@ -1,4 +1,4 @@
-"""Models by name: the two published ones, small ones of the same make, and those that benchmarks use.
+"""Models by name: the two published ones, small ones of the same make, and those of benchmarks.
 
 They live beside the formulas and not beside the modules, so that sizing a model needs no torch.
 """
