@@ -1,0 +1,8 @@
+"""Training: data, loss, optimiser, schedule, checkpoints that resume exactly, one or two processes."""
+
+from interlace.training.loop import TrainResult as TrainResult
+from interlace.training.loop import run as run
+from interlace.training.recipe import Recipe as Recipe
+from interlace.training.recipe import load_recipe as load_recipe
+
+__all__ = ["Recipe", "TrainResult", "load_recipe", "run"]

@@ -1,0 +1,123 @@
+"""Bytes to training rows.
+
+    documents, shuffled per epoch:  <bos> doc 7 <bos> doc 2 <bos> doc 5 ...
+    cut into rows of T + 1, overlapping by one; rows shuffled per epoch
+    tokens = row[:-1], targets = row[1:]; a <bos> inside a row starts a new sequence (`cu_seqlens`)
+
+The rows of a step are a pure function of (documents, seed, step), so a resumed run sees what an unbroken one sees.
+Text is never decoded: a token is a byte; `bos` and `eos` are the ids above them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from interlace.errors import InputError
+from interlace.shapes import Int, Tensor
+
+__all__ = ["BOS", "Batch", "PackedRows", "read_documents"]
+
+BOS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of one step: `tokens` and `targets` int64 `[B, T]`, `cu_seqlens` int64 with every row start."""
+
+    tokens: Int[Tensor, "B T"]
+    targets: Int[Tensor, "B T"]
+    cu_seqlens: Int[Tensor, "S_plus_1"]
+
+
+class PackedRows:
+    """Documents cut into rows.
+
+    Args:
+        documents: one bytes object each; empty ones are skipped.
+        sequence_length: T.
+        rows: rows per step, over all processes.
+        seed: of both shuffles.
+        bos: id that starts a document.
+        eos: target of a document's last byte; `bos` when missing.
+
+    Raises:
+        InputError: there is no text.
+    """
+
+    def __init__(
+        self,
+        documents: Sequence[bytes],
+        sequence_length: int,
+        rows: int,
+        seed: int,
+        bos: int = BOS,
+        eos: int | None = None,
+    ) -> None:
+        self._documents = [np.frombuffer(text, dtype=np.uint8) for text in documents if text]
+        if not self._documents:
+            raise InputError("the corpus must hold at least one byte of text, got none; check the files of [data].")
+        self.length, self.rows, self.seed = sequence_length, rows, seed
+        self.bos, self.eos = bos, bos if eos is None else eos
+        self.bytes = sum(map(len, self._documents))
+        epoch = self.bytes + len(self._documents)
+        # a corpus shorter than a row is repeated until one row is full
+        self._repeats = -(-(sequence_length + 1) // epoch)
+        self.rows_per_epoch = (epoch * self._repeats - 1) // sequence_length
+        self._cached: tuple[int, np.ndarray, np.ndarray] | None = None
+
+    def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
+        """The share of process `rank` in the rows of the 0-based `step`."""
+        share = self.rows // world
+        first = step * self.rows + rank * share
+        rows = torch.from_numpy(np.stack([self._row(i) for i in range(first, first + share)]).astype(np.int64))
+        tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        targets[targets == self.bos] = self.eos
+        starts = tokens == self.bos
+        starts[:, 0] = True
+        offsets = torch.cat([starts.flatten().nonzero().flatten(), torch.tensor([tokens.numel()])])
+        return Batch(tokens, targets, offsets)
+
+    def _row(self, index: int) -> np.ndarray:
+        epoch, position = divmod(index, self.rows_per_epoch)
+        stream, order = self._epoch(epoch)
+        start = int(order[position]) * self.length
+        return stream[start : start + self.length + 1]
+
+    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        if self._cached is None or self._cached[0] != epoch:
+            generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))
+            mark = np.array([self.bos], dtype=np.uint16)
+            parts: list[np.ndarray] = []
+            for _ in range(self._repeats):
+                for i in generator.permutation(len(self._documents)):
+                    parts += [mark, self._documents[i].astype(np.uint16)]
+            stream = np.concatenate(parts)
+            # the cut falls elsewhere in every epoch, and the tail that fills no row is another one
+            stream = np.roll(stream, -int(generator.integers(len(stream))))
+            self._cached = (epoch, stream, generator.permutation(self.rows_per_epoch))
+        return self._cached[1], self._cached[2]
+
+
+def read_documents(folder: Path, globs: tuple[str, ...]) -> list[bytes]:
+    """The bytes of the files that match, sorted by path.
+
+    Raises:
+        InputError: a pattern that matches no file.
+    """
+    paths: set[Path] = set()
+    for glob in globs:
+        found = _matches(folder, glob)
+        if not found:
+            raise InputError(f"a pattern of [data] must match a file, {glob!r} matches none under {folder}.")
+        paths |= found
+    return [path.read_bytes() for path in sorted(paths)]
+
+
+def _matches(folder: Path, glob: str) -> set[Path]:
+    pattern = Path(glob)
+    if pattern.is_absolute():
+        folder, glob = Path(pattern.anchor), str(pattern.relative_to(pattern.anchor))
+    return {path for path in folder.glob(glob) if path.is_file()}

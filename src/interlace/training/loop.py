@@ -1,0 +1,383 @@
+"""The training run: steps, log, evaluations, checkpoints, and what ends it.
+
+    out/log.jsonl        one JSON object a line: "start", "step", "eval", "checkpoint", "end"
+    out/recipe.json      the recipe as it ran
+    out/checkpoints/     see `state`
+    out/model/           the trained model in the published layout, bf16
+"""
+
+import dataclasses
+import json
+import logging
+import math
+import shutil
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from interlace.errors import InputError
+from interlace.training.corpus import read_manifest
+from interlace.training.data import BOS, PackedRows, read_documents
+from interlace.training.evaluate import EvalSubset
+from interlace.training.monitor import mixer_report
+from interlace.training.processes import Peers, SingleProcess, cpu_seconds, start_peers
+from interlace.training.recipe import Recipe, load_recipe
+from interlace.training.schedule import cooldown_start, rate
+from interlace.training.state import RunState, latest_checkpoint, load_state, save_state
+from interlace.training.trainer import StepResult, Trainer, model_config, now
+
+__all__ = ["TrainResult", "run"]
+
+logger = logging.getLogger("interlace")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainResult:
+    """How a run ended.
+
+    `cpu_hours` is CPU time of all processes over two cores, across resumes; `bits_per_byte` is on the run's held-out
+    openings; `model` is None when the run was stopped before its last step.
+    """
+
+    steps: int
+    finished: bool
+    loss: float
+    bits_per_byte: float | None
+    bits_per_byte_averaged: float | None
+    tokens: int
+    cpu_hours: float
+    wall_hours: float
+    out: Path
+    model: Path | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        values = dataclasses.asdict(self)
+        values["out"] = str(self.out)
+        values["model"] = None if self.model is None else str(self.model)
+        return values
+
+
+def run(
+    recipe: str | Path,
+    *,
+    resume: bool = False,
+    overrides: Sequence[str] = (),
+    progress: bool = True,
+) -> TrainResult:
+    """Train as a recipe says.
+
+    SIGTERM and Ctrl-C end the run after the current step, with a checkpoint.
+
+    Args:
+        recipe: TOML file; see `interlace.training.recipe`.
+        resume: go on from the last whole checkpoint in `run.out`. Without it, `run.out` must hold no checkpoint.
+        overrides: "section.key=value" on top of the file.
+        progress: show a bar on standard error.
+
+    Raises:
+        InputError: a recipe, corpus or output folder that cannot be used.
+        CheckpointError: nothing to resume, or a checkpoint of another model.
+        NonFiniteError: a tensor that is not finite; the last checkpoint is good.
+    """
+    parsed = load_recipe(recipe, overrides)
+    train, held_out = _texts(parsed)
+    data = _packed(parsed, train)
+    checkpoint = _starting_point(parsed, resume)
+    with _Stop() as stop:
+        peers = start_peers(parsed.run.processes, _follow, parsed, train, checkpoint)
+        try:
+            return _Lead(parsed, peers, data, held_out, checkpoint, stop, progress).run()
+        finally:
+            peers.close()
+
+
+class _Stop:
+    """Whether SIGTERM or Ctrl-C arrived; restores the handlers at the end."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self._old: dict[int, Any] = {}
+
+    def __enter__(self) -> "_Stop":
+        # only the main thread may set handlers
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._old[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: object) -> None:
+        if self.wanted and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.wanted = True
+
+
+def _texts(recipe: Recipe) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    data = recipe.data
+    if data.manifest is not None:
+        corpus = read_manifest(recipe.folder / data.manifest)
+        return corpus.train, corpus.held_out
+    train = read_documents(recipe.folder, data.files)
+    held_out = read_documents(recipe.folder, data.held_out) if data.held_out else []
+    return tuple(train), tuple(held_out)
+
+
+def _packed(recipe: Recipe, train: Sequence[bytes]) -> PackedRows:
+    config = model_config(recipe.model)
+    bos, eos = _marks(recipe)
+    if max(bos, eos, 255) >= config.vocab_size:
+        raise InputError(
+            f"a byte-level model must have at least {max(bos, eos, 255) + 1} ids (256 bytes and the start of a "
+            f"document), got vocab_size = {config.vocab_size}."
+        )
+    data = recipe.data
+    return PackedRows(train, data.sequence_length, data.batch, recipe.run.seed, bos, eos)
+
+
+def _marks(recipe: Recipe) -> tuple[int, int]:
+    config = model_config(recipe.model)
+    bos = BOS if config.bos_token_id is None else config.bos_token_id
+    return bos, bos if config.eos_token_id is None else config.eos_token_id
+
+
+def _starting_point(recipe: Recipe, resume: bool) -> Path | None:
+    folder = Path(recipe.run.out) / "checkpoints"
+    latest = latest_checkpoint(folder) if folder.is_dir() else None
+    if resume and latest is None:
+        raise InputError(f"there must be a whole checkpoint in {folder} to resume from; start without resume.")
+    if not resume and latest is not None:
+        raise InputError(f"{folder} already holds {latest.name}: resume the run, or name another run.out.")
+    if latest is not None:
+        _check_schedule(recipe, json.loads((latest / "state.json").read_text(encoding="utf-8")))
+    return latest
+
+
+def _check_schedule(recipe: Recipe, facts: dict[str, Any]) -> None:
+    """A schedule may change as long as the rates of the steps already taken stay true."""
+    old = facts["recipe"]["schedule"]
+    new = dataclasses.asdict(recipe.schedule)
+    if old == new or facts["step"] == 0:
+        return
+    before = dataclasses.replace(recipe.schedule, **old)
+    constant = before.shape == "linear-cooldown" and facts["step"] <= cooldown_start(before)
+    if not constant:
+        raise InputError(
+            f"the schedule can be changed only in the constant phase of linear-cooldown; step {facts['step']} of "
+            f"{before.steps} ({before.shape}) is past it. Resume with the schedule of the checkpoint."
+        )
+
+
+def _begin(recipe: Recipe, peers: SingleProcess | Peers, checkpoint: Path | None) -> tuple[Trainer, dict[str, Any]]:
+    torch.set_num_threads(recipe.run.threads)
+    torch.manual_seed(recipe.run.seed)
+    trainer = Trainer(recipe, peers)
+    facts: dict[str, Any] = {"step": 0, "cpu_seconds": 0.0, "wall_seconds": 0.0}
+    if checkpoint is not None:
+        state = load_state(checkpoint)
+        trainer.restore(state.weights, state.optimizer, state.facts["step"])
+        torch.set_rng_state(state.optimizer["random"])
+        facts = state.facts
+    return trainer, facts
+
+
+def _follow(peers: Peers, recipe: Recipe, train: tuple[bytes, ...], checkpoint: Path | None) -> None:
+    """The run of a process that neither logs nor saves; it steps until rank 0 and the recipe say stop."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    trainer, facts = _begin(recipe, peers, checkpoint)
+    data = _packed(recipe, train)
+    for step in range(facts["step"], recipe.schedule.steps):
+        batch = data.batch(step, peers.rank, peers.world)
+        if trainer.step(batch, step, cpu_seconds(), stop=False).stop:
+            break
+    peers.close()
+
+
+class _Lead:
+    """The run of the process that logs, evaluates and saves."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        peers: SingleProcess | Peers,
+        data: PackedRows,
+        held_out: Sequence[bytes],
+        checkpoint: Path | None,
+        stop: _Stop,
+        progress: bool,
+    ) -> None:
+        self.recipe, self.peers, self.data, self.stop, self.progress = recipe, peers, data, stop, progress
+        self.out = Path(recipe.run.out)
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.trainer, facts = _begin(recipe, peers, checkpoint)
+        self.step: int = facts["step"]
+        self._cpu_before: float = facts["cpu_seconds"]
+        self._wall_before: float = facts["wall_seconds"]
+        self._cpu = 0.0
+        self._started = now()
+        bos, _ = _marks(recipe)
+        self.subset = EvalSubset(held_out, recipe.data.eval_bytes, recipe.data.eval_length, bos) if held_out else None
+        self.last_eval: dict[str, float] = {}
+        self.loss = math.nan
+        self._saved = facts["step"] if checkpoint is not None else -1
+        self._resumed = checkpoint is not None
+
+    def run(self) -> TrainResult:
+        recipe = self.recipe
+        _write_json(self.out / "recipe.json", recipe.to_dict())
+        self._log(
+            "start",
+            resumed=self._resumed,
+            parameters=sum(m.numel() for m in self.trainer.masters.values()),
+            train_bytes=self.data.bytes,
+            eval_bytes=self.subset.bytes if self.subset else 0,
+            torch=torch.__version__,
+            recipe=recipe.to_dict(),
+        )
+        if not self._resumed:
+            self._save()
+        bar = tqdm(
+            total=recipe.schedule.steps, initial=self.step, disable=not self.progress, unit="step", dynamic_ncols=True
+        )
+        stopped = False
+        since, mark = self.step, now()
+        with bar:
+            while self.step < recipe.schedule.steps and not stopped:
+                batch = self.data.batch(self.step, self.peers.rank, self.peers.world)
+                result = self.trainer.step(batch, self.step, cpu_seconds(), self._wants_stop())
+                self.step += 1
+                self.loss, self._cpu, stopped = result.loss, result.cpu, result.stop
+                bar.update()
+                if self._due(recipe.run.log_every):
+                    speed = (self.step - since) * self._tokens_per_step / max(1e-9, now() - mark)
+                    self._log_step(result, speed)
+                    self._show(bar, speed)
+                    since, mark = self.step, now()
+                if self._due(recipe.run.eval_every) or self._due(recipe.run.monitor_every):
+                    self._evaluate(self._due(recipe.run.monitor_every))
+                    mark, since = now(), self.step
+                if self._due(recipe.run.checkpoint_every) or stopped:
+                    self._save()
+                    mark, since = now(), self.step
+        finished = self.step >= recipe.schedule.steps
+        model = None
+        if finished:
+            if self._saved != self.step:
+                self._save()
+            model = self._export()
+        result_ = TrainResult(
+            steps=self.step,
+            finished=finished,
+            loss=self.loss,
+            bits_per_byte=self.last_eval.get("bits_per_byte"),
+            bits_per_byte_averaged=self.last_eval.get("bits_per_byte_averaged"),
+            tokens=self.step * self._tokens_per_step,
+            cpu_hours=self._cpu_total / 2 / 3600,
+            wall_hours=self._wall_total / 3600,
+            out=self.out,
+            model=model,
+        )
+        self._log("end", **result_.to_dict())
+        return result_
+
+    @property
+    def _tokens_per_step(self) -> int:
+        return self.recipe.data.batch * self.recipe.data.sequence_length
+
+    @property
+    def _cpu_total(self) -> float:
+        return self._cpu_before + self._cpu
+
+    @property
+    def _wall_total(self) -> float:
+        return self._wall_before + now() - self._started
+
+    def _wants_stop(self) -> bool:
+        limit = self.recipe.run.cpu_limit
+        return self.stop.wanted or (limit is not None and self._cpu_total >= limit)
+
+    def _due(self, every: int) -> bool:
+        return self.step % every == 0 or self.step == self.recipe.schedule.steps
+
+    def _show(self, bar: Any, speed: float) -> None:
+        shown = {"loss": f"{self.loss:.3f}", "tok/s": f"{speed:,.0f}"}
+        if "bits_per_byte" in self.last_eval:
+            shown["bits/byte"] = f"{self.last_eval['bits_per_byte']:.3f}"
+        bar.set_postfix(shown)
+
+    def _log_step(self, result: StepResult, speed: float) -> None:
+        self._log(
+            "step",
+            loss=round(result.loss, 5),
+            lr=round(rate(self.recipe.schedule, self.step - 1), 6),
+            grad_norm=round(result.norm, 5),
+            tokens_per_second=round(speed, 1),
+        )
+
+    def _evaluate(self, with_monitor: bool) -> None:
+        if self.subset is None:
+            return
+        trainer = self.trainer
+        trainer.lm.eval()
+        record: dict[str, Any] = {"bits_per_byte": self.subset.bits_per_byte(trainer.lm)}
+        if with_monitor:
+            record["global_layers"] = mixer_report(trainer.lm, self.subset, record["bits_per_byte"])
+        if trainer.averaged is not None:
+            trainer.publish(trainer.averaged)
+            record["bits_per_byte_averaged"] = self.subset.bits_per_byte(trainer.lm)
+            trainer.publish()
+        trainer.lm.train()
+        self.last_eval = {key: value for key, value in record.items() if key != "global_layers"}
+        self._log("eval", **record)
+
+    def _save(self) -> None:
+        tensors = {**self.trainer.optimizer_tensors(), "random": torch.get_rng_state()}
+        facts = {
+            "step": self.step,
+            "rows_seen": self.step * self.recipe.data.batch,
+            "cpu_seconds": self._cpu_total,
+            "wall_seconds": self._wall_total,
+            "recipe": self.recipe.to_dict(),
+        }
+        weights = {name: master.detach() for name, master in self.trainer.masters.items()}
+        path = save_state(self.out / "checkpoints", RunState(weights, tensors, facts))
+        self._saved = self.step
+        self._log("checkpoint", path=path.name)
+
+    def _export(self) -> Path:
+        from interlace.checkpoints.writer import save
+
+        trainer = self.trainer
+        trainer.publish(trainer.averaged if self.recipe.run.export == "averaged" else None)
+        target, temporary = self.out / "model", self.out / ".model.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        trainer.lm.model.embed_tokens.to(torch.bfloat16)
+        save(trainer.lm.to(torch.bfloat16), temporary)
+        shutil.rmtree(target, ignore_errors=True)
+        temporary.replace(target)
+        return target
+
+    def _log(self, event: str, **values: Any) -> None:
+        record = {
+            "event": event,
+            "step": self.step,
+            **values,
+            "cpu_seconds": round(self._cpu_total, 2),
+            "wall_seconds": round(self._wall_total, 2),
+        }
+        with (self.out / "log.jsonl").open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(record) + "\n")
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=1, default=str) + "\n", encoding="utf-8")

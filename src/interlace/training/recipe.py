@@ -1,0 +1,306 @@
+"""Training recipes: TOML to frozen dataclasses, with every key checked by name.
+
+    [model]      preset and changed config fields, start values
+    [[init]]     start values of parameters whose name matches a pattern
+    [data]       files or a manifest, row length, rows per step
+    [optimizer]  "adamw" or "muon", rates, decay, clipping; [[optimizer.group]] for exceptions
+    [schedule]   warm-up, length, shape
+    [run]        output folder, seed, threads, processes, precision, what is written when
+
+Paths are relative to the recipe, except `run.out`, which is relative to the working folder. Standard library only.
+"""
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from interlace.errors import InputError
+
+__all__ = [
+    "DataRecipe",
+    "GroupRule",
+    "InitRule",
+    "ModelRecipe",
+    "OptimizerRecipe",
+    "Recipe",
+    "RunRecipe",
+    "ScheduleRecipe",
+    "load_recipe",
+    "parse_recipe",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelRecipe:
+    """Which model is trained and how its weights start.
+
+    `config` holds changed fields of `HybridConfig`. `num_hidden_layers` or `ratio` there lay the layers out anew.
+    `linear_init` is "config" (N(0, initializer_range)) or "fan_in" (N(0, 1 / inputs)). `decay_range` makes the
+    decay -g of a KDA channel start log-uniform between the two numbers.
+    """
+
+    preset: str = "default"
+    config: Mapping[str, Any] = field(default_factory=dict)
+    linear_init: str = "config"
+    embedding_std: float | None = None
+    decay_range: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("model.linear_init", self.linear_init, ("config", "fan_in"))
+        if self.decay_range is not None and not 0 < self.decay_range[0] < self.decay_range[1]:
+            raise InputError(f"model.decay_range must be two rising positive numbers, got {self.decay_range}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InitRule:
+    """Parameters whose name matches `match` are multiplied by `scale`, or set to zero."""
+
+    match: str
+    scale: float = 1.0
+    zero: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataRecipe:
+    """Text and how it is cut. Either `files` (globs) or `manifest`; `batch` is rows per step over all processes."""
+
+    files: tuple[str, ...] = ()
+    held_out: tuple[str, ...] = ()
+    manifest: str | None = None
+    sequence_length: int = 512
+    batch: int = 16
+    eval_bytes: int = 65536
+    eval_length: int = 2048
+
+    def __post_init__(self) -> None:
+        _positive("data", self, "sequence_length", "batch", "eval_bytes", "eval_length")
+        if bool(self.files) == (self.manifest is not None):
+            raise InputError("[data] must name either files or a manifest; give exactly one of the two.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupRule:
+    """Parameters whose name matches `match` train with another rate or decay."""
+
+    match: str
+    lr_scale: float = 1.0
+    weight_decay: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerRecipe:
+    """`lr`, `betas`, `eps` and `weight_decay` belong to AdamW, the `muon_` fields to the hidden matrices."""
+
+    name: str = "adamw"
+    lr: float = 3e-3
+    betas: tuple[float, float] = (0.9, 0.97)
+    eps: float = 1e-8
+    weight_decay: float = 0.05
+    muon_lr: float = 0.02
+    muon_momentum: float = 0.95
+    muon_steps: int = 5
+    muon_weight_decay: float = 0.05
+    clip: float = 1.0
+    group: tuple[GroupRule, ...] = ()
+
+    def __post_init__(self) -> None:
+        _one_of("optimizer.name", self.name, ("adamw", "muon"))
+        _positive("optimizer", self, "lr", "eps", "muon_lr", "muon_steps", "clip")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleRecipe:
+    """`floor` is a share of the full rate; `cooldown` the share of `steps` over which "linear-cooldown" falls."""
+
+    steps: int
+    warmup: int = 40
+    shape: str = "cosine"
+    floor: float = 0.02
+    cooldown: float = 1 / 3
+
+    def __post_init__(self) -> None:
+        _one_of("schedule.shape", self.shape, ("cosine", "linear-cooldown"))
+        _positive("schedule", self, "steps")
+        if self.warmup < 0 or not 0 <= self.floor <= 1 or not 0 < self.cooldown <= 1:
+            raise InputError(
+                "schedule.warmup must not be negative, floor must lie in 0..1 and cooldown in (0, 1], "
+                f"got {self.warmup}, {self.floor}, {self.cooldown}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecipe:
+    """Where a run writes and how it computes.
+
+    `ema` is the decay of averaged weights (off when missing); `export` says which weights are saved at the
+    end; `cpu_limit` ends the run after so many CPU seconds of all processes together.
+    """
+
+    out: str
+    seed: int = 0
+    threads: int = 1
+    processes: int = 1
+    precision: str = "bf16"
+    compile: bool = False
+    log_every: int = 10
+    eval_every: int = 250
+    monitor_every: int = 1000
+    checkpoint_every: int = 250
+    ema: float | None = None
+    export: str = "final"
+    cpu_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("run.precision", self.precision, ("bf16", "float32"))
+        _one_of("run.export", self.export, ("final", "averaged"))
+        _positive("run", self, "threads", "processes", "log_every", "eval_every", "monitor_every")
+        _positive("run", self, "checkpoint_every")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise InputError(f"run.ema must lie between 0 and 1, got {self.ema}.")
+        if self.export == "averaged" and self.ema is None:
+            raise InputError('run.export = "averaged" needs averaged weights: set run.ema.')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """A whole recipe; `folder` is where relative paths start."""
+
+    model: ModelRecipe
+    data: DataRecipe
+    optimizer: OptimizerRecipe
+    schedule: ScheduleRecipe
+    run: RunRecipe
+    init: tuple[InitRule, ...] = ()
+    folder: Path = Path()
+
+    def __post_init__(self) -> None:
+        if self.data.batch % self.run.processes:
+            raise InputError(
+                f"data.batch must be a multiple of run.processes, got {self.data.batch} rows for "
+                f"{self.run.processes} processes."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The recipe as plain values, without its folder."""
+        values = dataclasses.asdict(self)
+        del values["folder"]
+        return values
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe file.
+
+    Args:
+        path: a TOML file.
+        overrides: "section.key=value" with a TOML value (a bare word is taken as a string).
+
+    Raises:
+        InputError: a file that is no recipe, an unknown key, a wrong type or value.
+    """
+    path = Path(path)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"the recipe {path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"the recipe {path} must be TOML: {error}.") from error
+    for override in overrides:
+        _override(values, override)
+    return parse_recipe(values, folder=path.parent)
+
+
+def parse_recipe(values: Mapping[str, Any], folder: Path = Path()) -> Recipe:
+    """A recipe from nested plain values, as TOML gives them; see `load_recipe`."""
+    _known("", values, [f.name for f in dataclasses.fields(Recipe) if f.name != "folder"])
+    sections: dict[str, Any] = {}
+    for name, kind in (
+        ("model", ModelRecipe),
+        ("data", DataRecipe),
+        ("optimizer", OptimizerRecipe),
+        ("schedule", ScheduleRecipe),
+        ("run", RunRecipe),
+    ):
+        sections[name] = _section(name, values.get(name, {}), kind)
+    rules = values.get("init", [])
+    if not isinstance(rules, list):
+        raise InputError("init must be written as [[init]] tables.")
+    sections["init"] = tuple(_section("init", rule, InitRule) for rule in rules)
+    return Recipe(**sections, folder=folder)
+
+
+def _section(name: str, values: Any, kind: type[Any]) -> Any:
+    if not isinstance(values, Mapping):
+        raise InputError(f"{name} must be a table, got {values!r}.")
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    _known(name, values, list(fields))
+    hints = typing.get_type_hints(kind)
+    for key, spec in fields.items():
+        required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
+        if required and key not in values:
+            raise InputError(f"the recipe must set {name}.{key}.")
+    return kind(**{key: _value(f"{name}.{key}", value, hints[key]) for key, value in values.items()})
+
+
+def _value(name: str, value: Any, hint: Any) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return _value(name, value, next(arg for arg in args if arg is not type(None)))
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise InputError(f"{name} must be a list, got {value!r}.")
+        if args[-1] is Ellipsis:
+            return tuple(_value(name, item, args[0]) for item in value)
+        if len(value) != len(args):
+            raise InputError(f"{name} must have {len(args)} items, got {len(value)}.")
+        return tuple(_value(name, item, arg) for item, arg in zip(value, args, strict=True))
+    if dataclasses.is_dataclass(hint):
+        return _section(name, value, typing.cast(type[Any], hint))
+    kind = origin or hint
+    if kind is Mapping or kind is dict or (isinstance(kind, type) and issubclass(kind, Mapping)):
+        kind = Mapping
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise InputError(f"{name} must be of type {kind.__name__}, got {value!r}.")
+    return value
+
+
+def _known(section: str, values: Mapping[str, Any], names: list[str]) -> None:
+    prefix = f"{section}." if section else ""
+    for key in values:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1, cutoff=0.0)
+            raise InputError(f"unknown key {prefix}{key} in the recipe; the nearest known key is {prefix}{near[0]}.")
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    name, separator, text = override.partition("=")
+    if not separator or not name.strip():
+        raise InputError(f"an override must look like section.key=value, got {override!r}.")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    *path, last = name.strip().split(".")
+    for part in path:
+        values = values.setdefault(part, {})
+        if not isinstance(values, dict):
+            raise InputError(f"{part} in the override {override!r} is no table of the recipe.")
+    values[last] = value
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InputError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
+
+
+def _positive(section: str, values: Any, *names: str) -> None:
+    for name in names:
+        if getattr(values, name) <= 0:
+            raise InputError(f"{section}.{name} must be positive, got {getattr(values, name)}.")
