@@ -1,7 +1,7 @@
-"""The gated delta rule of Kimi Delta Attention: the decay gate, the recurrence, its chunked form."""
+"""The gated delta rule of Kimi Delta Attention: decay gate, recurrence, chunked form."""
 
-from interlace.ops.delta_rule.chunked import kda_chunk as kda_chunk
 from interlace.ops.delta_rule.choose import kda as kda
+from interlace.ops.delta_rule.chunked import kda_chunk as kda_chunk
 from interlace.ops.delta_rule.gate import kda_gate as kda_gate
 from interlace.ops.delta_rule.recurrent import kda_recurrent as kda_recurrent
 from interlace.ops.delta_rule.recurrent import kda_step as kda_step

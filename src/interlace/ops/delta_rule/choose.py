@@ -1,4 +1,4 @@
-"""Which form of the delta rule takes a call: the loop for a few tokens, the chunked form otherwise."""
+"""Which form of the delta rule takes a call: the loop for a few tokens, else the chunked form."""
 
 import torch
 

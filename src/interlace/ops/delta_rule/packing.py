@@ -1,4 +1,4 @@
-"""Rows of different length and packed sequences, brought to plain rows, and the shape checks of a call.
+"""Padded rows and packed sequences, brought to plain rows, and the shape checks of a call.
 
 Three layouts reach the operator:
 
@@ -6,11 +6,12 @@ Three layouts reach the operator:
     padded    [B, T, ...] + lengths [B]      row b has lengths[b] real tokens, then padding
     packed    [B, T, ...] + cu_seqlens [S+1] B rows laid end to end, cut into S segments
 
-A padded token becomes a token that does nothing (k = 0, beta = 0, g = 0), so that it changes neither
-the state nor its neighbours. Packed segments become padded rows [S, longest, ...]; where no state
-goes in or comes out, the chunk form instead marks each first token and needs no copy.
+A padded token becomes a token that does nothing (k = 0, beta = 0, g = 0), so that it changes
+neither the state nor its neighbours. Packed segments become padded rows [S, longest, ...]; where
+no state goes in or comes out, the chunk form instead marks each first token and needs no copy.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -89,7 +90,7 @@ def read_offsets(cu_seqlens: Int[Tensor, "S+1"], batch: int, tokens: int) -> lis
     """
     offsets: list[int] = cu_seqlens.tolist()
     end = batch * tokens
-    falls = any(b < a for a, b in zip(offsets, offsets[1:], strict=False))
+    falls = any(b < a for a, b in pairwise(offsets))
     if offsets[0] != 0 or offsets[-1] != end or falls:
         raise ShapeError(
             f"cu_seqlens must start at 0, never decrease and end at B*T = {end}; got {offsets}; "
@@ -109,10 +110,8 @@ def silence_padding(call: Call, lengths: Int[Tensor, "B"]) -> tuple[Call, Bool[T
     positions = torch.arange(call.q.shape[1], device=lengths.device)
     padded = positions >= lengths[:, None]
     wide = padded[..., None, None]
-    quiet = Call(
-        *(x.masked_fill(wide, 0.0) for x in call[:4]), call.beta.masked_fill(padded[..., None], 0.0)
-    )
-    return quiet, padded
+    q, k, v, g = (x.masked_fill(wide, 0.0) for x in call[:4])
+    return Call(q, k, v, g, call.beta.masked_fill(padded[..., None], 0.0)), padded
 
 
 def first_tokens(cu_seqlens: Int[Tensor, "S+1"], batch: int, tokens: int) -> Bool[Tensor, "B T"]:
@@ -131,7 +130,7 @@ def to_rows(call: Call, offsets: list[int]) -> tuple[Call, Tensor, Tensor]:
         (index into the rows laid end to end).
     """
     device = call.q.device
-    lengths = [b - a for a, b in zip(offsets, offsets[1:], strict=False)]
+    lengths = [b - a for a, b in pairwise(offsets)]
     longest = max(lengths)
     start = torch.tensor(offsets[:-1], device=device)
     size = torch.tensor(lengths, device=device)

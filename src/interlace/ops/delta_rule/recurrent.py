@@ -61,7 +61,7 @@ def kda_recurrent(
             None. It is not modified.
         scale: factor on q; K**-0.5 when None.
         lengths: real tokens of each row; the rest is padding, changes nothing and reads 0.
-        cu_seqlens: offsets of packed segments in the rows laid end to end; S segments, possibly empty.
+        cu_seqlens: offsets of packed segments in the rows laid end to end; one may be empty.
 
     Returns:
         Output, and the state after the last real token of each row or segment, float32.

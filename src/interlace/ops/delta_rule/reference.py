@@ -1,4 +1,4 @@
-"""The gated delta rule, token by token, in the order of the spec: the definition that the rest is held to.
+"""The gated delta rule, token by token, in the order of the spec: what the rest is held to.
 
     S  <-  diag(exp(g_t)) S            decay, per key channel
     u  =   v_t - S^T k_t               what the decayed state gets wrong about k_t

@@ -1,10 +1,10 @@
 """Fixed 0/1 patterns of a 16-token tile: which decays make up a factor, and which scores it serves.
 
-A score A[t, i] = sum_c k_t k_i exp(g_{i+1} + ... + g_t) is split into a factor of its row and a factor
-of its column that meet at a reference point between i and t. Pairs that lie in different halves of
-a block of 2b tokens meet at the end of the first half; both factors are then at most 1, whatever
-the decay. Halving goes on down to blocks of `base` tokens, inside which the reference is the block's
-first token and the column's factor may exceed 1:
+A score A[t, i] = sum_c k_t k_i exp(g_{i+1} + ... + g_t) is split into a factor of its row and a
+factor of its column that meet at a reference point between i and t. Pairs that lie in different
+halves of a block of 2b tokens meet at the end of the first half; both factors are then at most 1,
+whatever the decay. Halving goes on down to blocks of `base` tokens, inside which the reference is
+the block's first token and the column's factor may exceed 1:
 
         base = 4, 16 tokens              b = 8: rows 8-15 with columns 0-7
         4 . . .                          b = 4: rows 4-7 with 0-3, rows 12-15 with 8-11
@@ -25,6 +25,7 @@ import torch
 from interlace.shapes import Tensor
 
 TILE = 16
+HALF = TILE // 2
 # exp of the largest exponent that a diagonal block may reach; float32 overflows at 88.
 SAFE_EXPONENT = 40.0
 
@@ -51,13 +52,13 @@ class Patterns(NamedTuple):
     base_sums: Tensor
     """[C, C]: from after the block's first token to t."""
     half_masks: tuple[Tensor, ...]
-    """[C, C] each: the scores that a half serves."""
+    """[2C, C] each: the scores that a half serves, for k and for q."""
     base_mask: Tensor
     """[2, C, C]: diagonal blocks, strictly lower for k, lower with the diagonal for q."""
     merges: tuple[Tensor, ...]
     """[C, C] each: the blocks that forward substitution joins, shortest first."""
     upper: Tensor
-    """[C, C]: ones on and above the diagonal; sums over the tokens from t on."""
+    """[C, 2C]: ones on and above the diagonal, twice: sums from t on, of two parts at once."""
 
 
 @lru_cache(maxsize=32)
@@ -84,8 +85,8 @@ def patterns(base: int, dtype: torch.dtype, device: torch.device) -> Patterns:
         base=base,
         sums=torch.cat(groups).to(dtype),
         base_sums=(same & (i <= t) & (i % base > 0)).to(dtype),
-        half_masks=tuple(joined(b).to(dtype) for b in halves),
+        half_masks=tuple(joined(b).to(dtype).repeat(2, 1) for b in halves),
         base_mask=torch.stack((same & (i < t), same & (i <= t))).to(dtype),
         merges=tuple(joined(b).to(dtype) for b in reversed(every)),
-        upper=(i >= t).to(dtype),
+        upper=(i >= t).to(dtype).repeat(1, 2),
     )
