@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, no_type_check
 
 from interlace.errors import ConfigError
 
@@ -45,6 +45,9 @@ _FLAGS = (
 )
 
 
+# values come out of files and are checked below, with messages for a reader; a checker that goes by
+# the annotations at run time must not get in before
+@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HybridConfig:
     """A validated model configuration.
@@ -408,7 +411,7 @@ def _check_feed_forward(config: HybridConfig) -> None:
     if config.num_experts is None:
         _check_no_experts(config)
     else:
-        _check_experts(config, config.num_experts)
+        _check_experts(config)
 
 
 def _check_no_experts(config: HybridConfig) -> None:
@@ -428,10 +431,10 @@ def _check_no_experts(config: HybridConfig) -> None:
             )
 
 
-def _check_experts(config: HybridConfig, experts: int) -> None:
+def _check_experts(config: HybridConfig) -> None:
     for name in ("num_experts", "num_experts_per_token", "moe_intermediate_size"):
         check_int(name, getattr(config, name), 1)
-    assert config.num_experts_per_token is not None  # checked just above
+    experts, visited = config.num_experts or 0, config.num_experts_per_token or 0
     if not config.num_moe_layers:
         raise ConfigError(
             f"num_experts is {experts}, but first_k_dense_replace {config.first_k_dense_replace} "
@@ -450,10 +453,10 @@ def _check_experts(config: HybridConfig, experts: int) -> None:
             f"num_expert_group {groups}; use fewer groups"
         )
     choice = experts // groups * chosen
-    if config.num_experts_per_token > choice:
+    if visited > choice:
         raise ConfigError(
             f"num_experts_per_token must be at most {choice}, the experts a token may choose "
-            f"from, got {config.num_experts_per_token}; lower it or raise num_experts"
+            f"from, got {visited}; lower it or raise num_experts"
         )
     if config.routed_expert_hidden_size is not None:
         check_int("routed_expert_hidden_size", config.routed_expert_hidden_size, 1)

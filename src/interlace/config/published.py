@@ -101,7 +101,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
     return found
 
 
-def read_published(published: Mapping[str, Any]) -> HybridConfig:
+def read_published(published: object) -> HybridConfig:
     """The config that a published dictionary describes.
 
     Args:
