@@ -1,4 +1,4 @@
-"""Training: data, loss, optimiser, schedule, checkpoints that resume exactly, one or two processes."""
+"""Training: data, loss, optimiser, schedule, exact checkpoints, one or two processes."""
 
 from interlace.training.loop import TrainResult as TrainResult
 from interlace.training.loop import run as run

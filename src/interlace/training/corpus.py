@@ -1,11 +1,12 @@
 """The text of the bundled model: the source of the Python standard library, named by a manifest.
 
-The text is on every machine that runs Python, so the manifest holds no text: it names the Python version, every file
-with size, hash and side, and the SHA-256 of the training and of the held-out text (files joined in manifest order).
-Bytes are read and never decoded.
+The text is on every machine that runs Python, so the manifest holds no text: it names the Python
+version, every file with size, hash and side, and the SHA-256 of the training and of the held-out
+text (files joined in manifest order). Bytes are read and never decoded.
 
-Two files belong together when they share at least half of the smaller one's distinct 32-byte shingles (every
-window of 32 bytes, compared by a 64-bit hash; all of them, no sampling). Such groups stay on one side.
+Two files belong together when they share at least half of the smaller one's distinct 32-byte
+shingles (every window of 32 bytes, compared by a 64-bit hash; all of them, no sampling). Such
+groups stay on one side.
 """
 
 import hashlib
@@ -20,16 +21,32 @@ import numpy as np
 
 from interlace.errors import InputError
 
-__all__ = ["SHINGLE", "Corpus", "ManifestFile", "make_manifest", "read_manifest", "related_groups", "stdlib_files"]
+__all__ = [
+    "SHINGLE",
+    "Corpus",
+    "ManifestFile",
+    "make_manifest",
+    "read_manifest",
+    "related_groups",
+    "stdlib_files",
+]
 
 SHINGLE = 32
 RULE = (
-    "Files that share at least half of the smaller one's distinct 32-byte shingles stay on one side; whole groups, "
-    "taken in the order of a seeded shuffle, are held out until 5 % of the bytes are."
+    "Files that share at least half of the smaller one's distinct 32-byte shingles stay on one "
+    "side; whole groups, taken in the order of a seeded shuffle, are held out until 5 % of the "
+    "bytes are."
 )
 _SKIPPED_FOLDERS = {
-    "test", "tests", "idle_test", "encodings", "site-packages", "dist-packages", "__pycache__", "_bundled",
-}  # fmt: skip
+    "__pycache__",
+    "_bundled",
+    "dist-packages",
+    "encodings",
+    "idle_test",
+    "site-packages",
+    "test",
+    "tests",
+}
 _MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
 
 
@@ -59,7 +76,7 @@ def stdlib_root() -> Path:
 
 
 def stdlib_files(root: Path) -> list[str]:
-    """Paths under `root` that belong to the corpus, sorted: all .py but tests, encodings and generated files."""
+    """Paths of the corpus under `root`, sorted: all .py but tests, encodings, generated files."""
     found = []
     for path in root.rglob("*.py"):
         relative = path.relative_to(root)
@@ -72,10 +89,13 @@ def stdlib_files(root: Path) -> list[str]:
     return sorted(found)
 
 
-def make_manifest(root: Path | None = None, share: float = 0.05, count: tuple[int, int] = (30, 40)) -> dict[str, Any]:
+def make_manifest(
+    root: Path | None = None, share: float = 0.05, count: tuple[int, int] = (30, 40)
+) -> dict[str, Any]:
     """The manifest of the standard library under `root` (of the running Python when missing).
 
-    The shuffle's seed is the smallest whose held-out part is within a tenth of `share` and has `count` files.
+    The shuffle's seed is the smallest whose held-out part is within a tenth of `share` and has
+    `count` files.
 
     Raises:
         InputError: no such seed, which happens only with very few files.
@@ -91,9 +111,14 @@ def make_manifest(root: Path | None = None, share: float = 0.05, count: tuple[in
         if count[0] <= len(held) <= count[1] and abs(size - share * total) <= 0.1 * share * total:
             break
     else:
-        raise InputError(f"no shuffle holds out {count[0]} to {count[1]} of {len(paths)} files; the corpus is too small.")
+        raise InputError(
+            f"no shuffle holds out {count[0]} to {count[1]} of {len(paths)} files; the corpus is "
+            "too small."
+        )
     files = [
-        ManifestFile(path, len(text), hashlib.sha256(text).hexdigest(), "held_out" if i in held else "train")
+        ManifestFile(
+            path, len(text), hashlib.sha256(text).hexdigest(), "held_out" if i in held else "train"
+        )
         for i, (path, text) in enumerate(zip(paths, texts, strict=True))
     ]
     sides = {
@@ -122,7 +147,8 @@ def read_manifest(path: Path, root: Path | None = None) -> Corpus:
         root: where the files are; the running Python's standard library when missing.
 
     Raises:
-        InputError: no manifest, or text that differs from it (another Python version); the message names the files.
+        InputError: no manifest, or text that differs from it (another Python version); the message
+            names the files.
     """
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -131,7 +157,9 @@ def read_manifest(path: Path, root: Path | None = None) -> Corpus:
     except OSError as error:
         raise InputError(f"the manifest {path} cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} must be a corpus manifest (make_manifest writes one): {error!r}.") from error
+        raise InputError(
+            f"{path} must be a corpus manifest (make_manifest writes one): {error!r}."
+        ) from error
     root = root or stdlib_root()
     texts: dict[str, list[bytes]] = {"train": [], "held_out": []}
     paths: dict[str, list[str]] = {"train": [], "held_out": []}
@@ -139,7 +167,11 @@ def read_manifest(path: Path, root: Path | None = None) -> Corpus:
     for file in files:
         source = root / file.path
         text = source.read_bytes() if source.is_file() else None
-        if text is None or len(text) != file.size or hashlib.sha256(text).hexdigest() != file.sha256:
+        if (
+            text is None
+            or len(text) != file.size
+            or hashlib.sha256(text).hexdigest() != file.sha256
+        ):
             differing.append(file.path)
             continue
         texts[file.split].append(text)
@@ -147,22 +179,29 @@ def read_manifest(path: Path, root: Path | None = None) -> Corpus:
     if differing:
         some = ", ".join(differing[:5]) + (", ..." if len(differing) > 5 else "")
         raise InputError(
-            f"the files of {path.name} must be those of Python {manifest.get('python')}; here, with Python "
-            f"{platform.python_version()}, {len(differing)} of {len(files)} differ ({some}); use that Python version."
+            f"the files of {path.name} must be those of Python {manifest.get('python')}; here, "
+            f"with Python {platform.python_version()}, {len(differing)} of {len(files)} differ "
+            f"({some}); use that Python version."
         )
     for side, parts in texts.items():
         digest = hashlib.sha256()
         for part in parts:
             digest.update(part)
         if digest.hexdigest() != expected.get(side):
-            raise InputError(f"the SHA-256 of the {side} text must be the one in {path}; the manifest was changed.")
+            raise InputError(
+                f"the SHA-256 of the {side} text must be the one in {path}; the manifest was "
+                "changed."
+            )
     return Corpus(
-        tuple(texts["train"]), tuple(texts["held_out"]), tuple(paths["train"]), tuple(paths["held_out"])
+        tuple(texts["train"]),
+        tuple(texts["held_out"]),
+        tuple(paths["train"]),
+        tuple(paths["held_out"]),
     )
 
 
 def related_groups(texts: list[bytes], share: float = 0.5) -> list[list[int]]:
-    """Indices of `texts`, grouped so that related ones (see the module) are together, transitively."""
+    """Indices of `texts`, grouped so that related ones are together, transitively."""
     hashes = [_shingles(text) for text in texts]
     sizes = np.array([len(h) for h in hashes])
     owner = np.repeat(np.arange(len(texts)), sizes)
@@ -213,7 +252,7 @@ def _shingles(text: bytes) -> np.ndarray:
 def _draw(groups: list[list[int]], sizes: list[int], seed: int, wanted: float) -> set[int]:
     held: set[int] = set()
     size = 0
-    for g in np.random.Generator(np.random.PCG64(seed)).permutation(len(groups)):
+    for g in np.random.Generator(np.random.PCG64(seed)).permutation(len(groups)).tolist():
         added = sum(sizes[i] for i in groups[g])
         # a group that would overshoot is passed over
         if size + added <= 1.02 * wanted:

@@ -4,8 +4,8 @@
     cut into rows of T + 1, overlapping by one; rows shuffled per epoch
     tokens = row[:-1], targets = row[1:]; a <bos> inside a row starts a new sequence (`cu_seqlens`)
 
-The rows of a step are a pure function of (documents, seed, step), so a resumed run sees what an unbroken one sees.
-Text is never decoded: a token is a byte; `bos` and `eos` are the ids above them.
+The rows of a step are a pure function of (documents, seed, step), so a resumed run sees what an
+unbroken one sees. Text is never decoded: a token is a byte; `bos` and `eos` are the ids above them.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ BOS = 256
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of one step: `tokens` and `targets` int64 `[B, T]`, `cu_seqlens` int64 with every row start."""
+    """Rows of one step: ids and offsets, int64; every row start is among the offsets."""
 
     tokens: Int[Tensor, "B T"]
     targets: Int[Tensor, "B T"]
@@ -58,7 +58,10 @@ class PackedRows:
     ) -> None:
         self._documents = [np.frombuffer(text, dtype=np.uint8) for text in documents if text]
         if not self._documents:
-            raise InputError("the corpus must hold at least one byte of text, got none; check the files of [data].")
+            raise InputError(
+                "the corpus must hold at least one byte of text, got none; check the files of "
+                "[data]."
+            )
         self.length, self.rows, self.seed = sequence_length, rows, seed
         self.bos, self.eos = bos, bos if eos is None else eos
         self.bytes = sum(map(len, self._documents))
@@ -72,8 +75,11 @@ class PackedRows:
         """The share of process `rank` in the rows of the 0-based `step`."""
         share = self.rows // world
         first = step * self.rows + rank * share
-        rows = torch.from_numpy(np.stack([self._row(i) for i in range(first, first + share)]).astype(np.int64))
-        tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        rows = torch.from_numpy(
+            np.stack([self._row(i) for i in range(first, first + share)]).astype(np.int64)
+        )
+        # a slice of a single row is contiguous already and would share its memory
+        tokens, targets = rows[:, :-1].clone(), rows[:, 1:].clone()
         targets[targets == self.bos] = self.eos
         starts = tokens == self.bos
         starts[:, 0] = True
@@ -111,7 +117,9 @@ def read_documents(folder: Path, globs: tuple[str, ...]) -> list[bytes]:
     for glob in globs:
         found = _matches(folder, glob)
         if not found:
-            raise InputError(f"a pattern of [data] must match a file, {glob!r} matches none under {folder}.")
+            raise InputError(
+                f"a pattern of [data] must match a file, {glob!r} matches none under {folder}."
+            )
         paths |= found
     return [path.read_bytes() for path in sorted(paths)]
 

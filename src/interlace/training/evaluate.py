@@ -1,7 +1,7 @@
 """Bits per byte on held-out text, every file started with an empty context.
 
-The figure is total bits over total bytes. `bits_per_byte` reads whole files through the model's cache;
-`EvalSubset` holds the openings of all files, for the evaluations inside a run.
+The figure is total bits over total bytes. `bits_per_byte` reads whole files through the model's
+cache; `EvalSubset` holds the openings of all files, for the evaluations inside a run.
 """
 
 import math

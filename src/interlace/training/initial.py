@@ -42,12 +42,16 @@ def apply_init(lm: nn.Module, model: ModelRecipe, rules: tuple[InitRule, ...], s
     for rule in rules:
         hits = [parameter for name, parameter in named.items() if re.search(rule.match, name)]
         if not hits:
-            raise InputError(f"[[init]] match = {rule.match!r} must match a parameter, it matches none.")
+            raise InputError(
+                f"[[init]] match = {rule.match!r} must match a parameter, it matches none."
+            )
         for parameter in hits:
             parameter.mul_(0.0 if rule.zero else rule.scale)
 
 
-def _start_decays(layer: nn.Module, bounds: tuple[float, float], generator: torch.Generator) -> None:
+def _start_decays(
+    layer: nn.Module, bounds: tuple[float, float], generator: torch.Generator
+) -> None:
     """Set `dt_bias` so that the decay -g of a zero input is log-uniform in `bounds`."""
     bias: torch.Tensor = layer.dt_bias  # type: ignore[assignment]
     a: torch.Tensor = layer.A_log  # type: ignore[assignment]

@@ -1,9 +1,9 @@
 """The training run: steps, log, evaluations, checkpoints, and what ends it.
 
-    out/log.jsonl        one JSON object a line: "start", "step", "eval", "checkpoint", "end"
-    out/recipe.json      the recipe as it ran
-    out/checkpoints/     see `state`
-    out/model/           the trained model in the published layout, bf16
+out/log.jsonl        one JSON object a line: "start", "step", "eval", "checkpoint", "end"
+out/recipe.json      the recipe as it ran
+out/checkpoints/     see `state`
+out/model/           the trained model in the published layout, bf16
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from interlace.errors import InputError
+from interlace.errors import InputError, NonFiniteError
 from interlace.training.corpus import read_manifest
 from interlace.training.data import BOS, PackedRows, read_documents
 from interlace.training.evaluate import EvalSubset
@@ -41,8 +41,8 @@ logger = logging.getLogger("interlace")
 class TrainResult:
     """How a run ended.
 
-    `cpu_hours` is CPU time of all processes over two cores, across resumes; `bits_per_byte` is on the run's held-out
-    openings; `model` is None when the run was stopped before its last step.
+    `cpu_hours` is CPU time of all processes over two cores, across resumes; `bits_per_byte` is on
+    the run's held-out openings; `model` is None when the run was stopped before its last step.
     """
 
     steps: int
@@ -77,7 +77,8 @@ def run(
 
     Args:
         recipe: TOML file; see `interlace.training.recipe`.
-        resume: go on from the last whole checkpoint in `run.out`. Without it, `run.out` must hold no checkpoint.
+        resume: go on from the last whole checkpoint in `run.out`. Without it, `run.out` must hold
+            no checkpoint.
         overrides: "section.key=value" on top of the file.
         progress: show a bar on standard error.
 
@@ -137,7 +138,8 @@ def _packed(recipe: Recipe, train: Sequence[bytes]) -> PackedRows:
     bos, eos = _marks(recipe)
     if max(bos, eos, 255) >= config.vocab_size:
         raise InputError(
-            f"a byte-level model must have at least {max(bos, eos, 255) + 1} ids (256 bytes and the start of a "
+            f"a byte-level model must have at least {max(bos, eos, 255) + 1} ids (256 bytes and "
+            "the start of a "
             f"document), got vocab_size = {config.vocab_size}."
         )
     data = recipe.data
@@ -154,9 +156,13 @@ def _starting_point(recipe: Recipe, resume: bool) -> Path | None:
     folder = Path(recipe.run.out) / "checkpoints"
     latest = latest_checkpoint(folder) if folder.is_dir() else None
     if resume and latest is None:
-        raise InputError(f"there must be a whole checkpoint in {folder} to resume from; start without resume.")
+        raise InputError(
+            f"there must be a whole checkpoint in {folder} to resume from; start without resume."
+        )
     if not resume and latest is not None:
-        raise InputError(f"{folder} already holds {latest.name}: resume the run, or name another run.out.")
+        raise InputError(
+            f"{folder} already holds {latest.name}: resume the run, or name another run.out."
+        )
     if latest is not None:
         _check_schedule(recipe, json.loads((latest / "state.json").read_text(encoding="utf-8")))
     return latest
@@ -172,12 +178,15 @@ def _check_schedule(recipe: Recipe, facts: dict[str, Any]) -> None:
     constant = before.shape == "linear-cooldown" and facts["step"] <= cooldown_start(before)
     if not constant:
         raise InputError(
-            f"the schedule can be changed only in the constant phase of linear-cooldown; step {facts['step']} of "
-            f"{before.steps} ({before.shape}) is past it. Resume with the schedule of the checkpoint."
+            "the schedule can be changed only in the constant phase of linear-cooldown; step "
+            f"{facts['step']} of {before.steps} ({before.shape}) is past it. Resume with the "
+            "schedule of the checkpoint."
         )
 
 
-def _begin(recipe: Recipe, peers: SingleProcess | Peers, checkpoint: Path | None) -> tuple[Trainer, dict[str, Any]]:
+def _begin(
+    recipe: Recipe, peers: SingleProcess | Peers, checkpoint: Path | None
+) -> tuple[Trainer, dict[str, Any]]:
     torch.set_num_threads(recipe.run.threads)
     torch.manual_seed(recipe.run.seed)
     trainer = Trainer(recipe, peers)
@@ -190,16 +199,22 @@ def _begin(recipe: Recipe, peers: SingleProcess | Peers, checkpoint: Path | None
     return trainer, facts
 
 
-def _follow(peers: Peers, recipe: Recipe, train: tuple[bytes, ...], checkpoint: Path | None) -> None:
-    """The run of a process that neither logs nor saves; it steps until rank 0 and the recipe say stop."""
+def _follow(
+    peers: Peers, recipe: Recipe, train: tuple[bytes, ...], checkpoint: Path | None
+) -> None:
+    """The run of a process that neither logs nor saves."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    trainer, facts = _begin(recipe, peers, checkpoint)
-    data = _packed(recipe, train)
-    for step in range(facts["step"], recipe.schedule.steps):
-        batch = data.batch(step, peers.rank, peers.world)
-        if trainer.step(batch, step, cpu_seconds(), stop=False).stop:
-            break
+    try:
+        trainer, facts = _begin(recipe, peers, checkpoint)
+        data = _packed(recipe, train)
+        for step in range(facts["step"], recipe.schedule.steps):
+            batch = data.batch(step, peers.rank, peers.world)
+            if trainer.step(batch, step, cpu_seconds(), stop=False).stop:
+                break
+    except NonFiniteError:
+        # rank 0 met the same averaged gradient and reports it
+        pass
     peers.close()
 
 
@@ -216,7 +231,13 @@ class _Lead:
         stop: _Stop,
         progress: bool,
     ) -> None:
-        self.recipe, self.peers, self.data, self.stop, self.progress = recipe, peers, data, stop, progress
+        self.recipe, self.peers, self.data, self.stop, self.progress = (
+            recipe,
+            peers,
+            data,
+            stop,
+            progress,
+        )
         self.out = Path(recipe.run.out)
         self.out.mkdir(parents=True, exist_ok=True)
         self.trainer, facts = _begin(recipe, peers, checkpoint)
@@ -226,7 +247,11 @@ class _Lead:
         self._cpu = 0.0
         self._started = now()
         bos, _ = _marks(recipe)
-        self.subset = EvalSubset(held_out, recipe.data.eval_bytes, recipe.data.eval_length, bos) if held_out else None
+        self.subset = (
+            EvalSubset(held_out, recipe.data.eval_bytes, recipe.data.eval_length, bos)
+            if held_out
+            else None
+        )
         self.last_eval: dict[str, float] = {}
         self.loss = math.nan
         self._saved = facts["step"] if checkpoint is not None else -1
@@ -247,7 +272,11 @@ class _Lead:
         if not self._resumed:
             self._save()
         bar = tqdm(
-            total=recipe.schedule.steps, initial=self.step, disable=not self.progress, unit="step", dynamic_ncols=True
+            total=recipe.schedule.steps,
+            initial=self.step,
+            disable=not self.progress,
+            unit="step",
+            dynamic_ncols=True,
         )
         stopped = False
         since, mark = self.step, now()

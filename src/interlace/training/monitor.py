@@ -1,8 +1,9 @@
 """What a loss curve does not show: whether every Gated MLA layer is alive.
 
-A softmax that saturates puts its mass on one key, and the layer is then worth nothing. For each Gated MLA layer: the
-spread of its scores (standard deviation over the visible keys, mean over queries and heads), the mass of the
-heaviest key, and what the model loses, in bits per byte, when the layer's mixer is replaced by zero.
+A softmax that saturates puts its mass on one key, and the layer is then worth nothing. For each
+Gated MLA layer: the spread of its scores (standard deviation over the visible keys, mean over
+queries and heads), the mass of the heaviest key, and what the model loses, in bits per byte, when
+the layer's mixer is replaced by zero.
 """
 
 from typing import Any
@@ -20,8 +21,10 @@ _SCORED_ROWS, _SCORED_TOKENS = 4, 512
 
 
 @torch.no_grad()
-def mixer_report(lm: HybridLM, subset: EvalSubset, base: float | None = None) -> list[dict[str, float]]:
-    """One record per Gated MLA layer: "layer" (0-based), "spread", "top_mass", "worth" (bits per byte).
+def mixer_report(
+    lm: HybridLM, subset: EvalSubset, base: float | None = None
+) -> list[dict[str, float]]:
+    """One record per Gated MLA layer: 0-based "layer", "spread", "top_mass", "worth".
 
     Args:
         lm: the model; it is not changed.

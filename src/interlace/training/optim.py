@@ -1,8 +1,9 @@
 """Optimisers: AdamW, and Muon for hidden matrices with AdamW for the rest.
 
-Muon replaces the momentum of a matrix by (nearly) its closest orthogonal matrix, found with Newton-Schulz
-iterations. Matrices of one shape are iterated together: a small model has a hundred of them, and one batched
-product costs far less than a hundred calls. Both optimisers hold float32 weights and states.
+Muon replaces the momentum of a matrix by (nearly) its closest orthogonal matrix, found with
+Newton-Schulz iterations. Matrices of one shape are iterated together: a small model has a hundred
+of them, and one batched product costs far less than a hundred calls. Both optimisers hold float32
+weights and states.
 """
 
 import re
@@ -16,12 +17,13 @@ from interlace.training.recipe import GroupRule, OptimizerRecipe
 
 __all__ = ["Muon", "has_decay", "is_hidden_matrix", "make_optimizers", "orthogonalize"]
 
-# quintic whose slope at zero is steep; singular values end in about 0.7 .. 1.2 (Jordan et al., 2024)
+# quintic whose slope at zero is steep; singular values end in about 0.7 .. 1.2 (Jordan et al.,
+# 2024)
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def has_decay(name: str, parameter: Tensor) -> bool:
-    """Whether AdamW decays a parameter: matrices do; A_log, dt_bias, norms, biases and other vectors do not."""
+    """Whether AdamW decays a parameter: matrices but no norms, A_log, dt_bias, vectors."""
     leaf = name.rsplit(".", 1)[-1]
     if leaf in ("A_log", "dt_bias") or leaf.endswith("bias") or "norm" in name:
         return False
@@ -29,7 +31,7 @@ def has_decay(name: str, parameter: Tensor) -> bool:
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether Muon takes a parameter: matrices inside the layers, not embedding, head or convolution taps."""
+    """Whether Muon takes a parameter: matrices in the layers, not embedding, head or taps."""
     return parameter.ndim == 2 and ".layers." in f".{name}" and "conv1d" not in name
 
 
@@ -91,7 +93,7 @@ class Muon(torch.optim.Optimizer):
                 entry = (parameter, group["lr"], group["weight_decay"])
                 by_shape.setdefault(parameter.shape, []).append(entry)
         for shape, entries in by_shape.items():
-            grads = [parameter.grad for parameter, _, _ in entries]
+            grads = [p.grad for p, _, _ in entries if p.grad is not None]
             buffers = [self.state[parameter]["momentum"] for parameter, _, _ in entries]
             torch._foreach_mul_(buffers, self.momentum)
             torch._foreach_add_(buffers, grads)
@@ -105,7 +107,7 @@ class Muon(torch.optim.Optimizer):
 def make_optimizers(
     parameters: dict[str, nn.Parameter], recipe: OptimizerRecipe, precision: str = "bf16"
 ) -> list[torch.optim.Optimizer]:
-    """The optimisers of a recipe; every group keeps its full rate as "base_lr" and its names as "names".
+    """The optimisers of a recipe; a group keeps its full rate as "base_lr", its "names" too.
 
     Args:
         parameters: float32 weights by name.
@@ -127,7 +129,13 @@ def make_optimizers(
 
     def groups(wanted: dict[tuple[float, float], list[str]]) -> list[dict[str, object]]:
         return [
-            {"params": [parameters[n] for n in names], "names": names, "lr": lr, "base_lr": lr, "weight_decay": decay}
+            {
+                "params": [parameters[n] for n in names],
+                "names": names,
+                "lr": lr,
+                "base_lr": lr,
+                "weight_decay": decay,
+            }
             for (lr, decay), names in wanted.items()
         ]
 
@@ -135,8 +143,18 @@ def make_optimizers(
     if muon:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         out.append(
-            Muon(groups(muon), recipe.muon_lr, recipe.muon_momentum, steps=recipe.muon_steps, dtype=dtype)
+            Muon(
+                groups(muon),
+                recipe.muon_lr,
+                recipe.muon_momentum,
+                steps=recipe.muon_steps,
+                dtype=dtype,
+            )
         )
     if adamw:
-        out.append(torch.optim.AdamW(groups(adamw), lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, foreach=True))
+        out.append(
+            torch.optim.AdamW(
+                groups(adamw), lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, foreach=True
+            )
+        )
     return out

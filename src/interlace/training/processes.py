@@ -1,7 +1,8 @@
 """One or two processes that share a step's rows.
 
-Each process computes the gradient of its share of the rows; one all-reduce of one flat float32 buffer averages it.
-The buffer's last numbers carry what both must agree on: the loss, the CPU clocks, and the wish to stop. Loopback only.
+Each process computes the gradient of its share of the rows; one all-reduce of one flat float32
+buffer averages it. The buffer's last numbers carry what both must agree on: the loss, the CPU
+clocks, and the wish to stop. Loopback only.
 """
 
 import multiprocessing
@@ -82,19 +83,26 @@ def start_peers(world: int, target: Callable[..., None], *args: Any) -> SinglePr
     """
     if world == 1:
         return SingleProcess()
-    store = distributed.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
+    store = _store(0, is_master=True)
     context = multiprocessing.get_context("spawn")
     children = []
     for rank in range(1, world):
-        child = context.Process(target=_enter, args=(rank, world, store.port, target, args), daemon=True)
+        child = context.Process(
+            target=_enter, args=(rank, world, store.port, target, args), daemon=True
+        )
         child.start()
         children.append(child)
     return Peers(0, world, store, tuple(children))
 
 
 def _enter(rank: int, world: int, port: int, target: Callable[..., None], args: Any) -> None:
-    store = distributed.TCPStore(_HOST, port, is_master=False)
+    store = _store(port, is_master=False)
     target(Peers(rank, world, store), *args)
+
+
+def _store(port: int, is_master: bool) -> Any:
+    make: Any = distributed.TCPStore  # type: ignore[attr-defined]
+    return make(_HOST, port, is_master=is_master, wait_for_workers=False)
 
 
 def cpu_seconds() -> float:

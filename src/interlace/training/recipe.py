@@ -7,7 +7,8 @@
     [schedule]   warm-up, length, shape
     [run]        output folder, seed, threads, processes, precision, what is written when
 
-Paths are relative to the recipe, except `run.out`, which is relative to the working folder. Standard library only.
+Paths are relative to the recipe, except `run.out`, which is relative to the working folder.
+Standard library only.
 """
 
 import dataclasses
@@ -40,9 +41,10 @@ __all__ = [
 class ModelRecipe:
     """Which model is trained and how its weights start.
 
-    `config` holds changed fields of `HybridConfig`. `num_hidden_layers` or `ratio` there lay the layers out anew.
-    `linear_init` is "config" (N(0, initializer_range)) or "fan_in" (N(0, 1 / inputs)). `decay_range` makes the
-    decay -g of a KDA channel start log-uniform between the two numbers.
+    `config` holds changed fields of `HybridConfig`. `num_hidden_layers` or `ratio` there lay the
+    layers out anew. `linear_init` is "config" (N(0, initializer_range)) or "fan_in" (N(0, 1 /
+    inputs)). `decay_range` makes the decay -g of a KDA channel start log-uniform between the two
+    numbers.
     """
 
     preset: str = "default"
@@ -54,7 +56,9 @@ class ModelRecipe:
     def __post_init__(self) -> None:
         _one_of("model.linear_init", self.linear_init, ("config", "fan_in"))
         if self.decay_range is not None and not 0 < self.decay_range[0] < self.decay_range[1]:
-            raise InputError(f"model.decay_range must be two rising positive numbers, got {self.decay_range}.")
+            raise InputError(
+                f"model.decay_range must be two rising positive numbers, got {self.decay_range}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +72,10 @@ class InitRule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataRecipe:
-    """Text and how it is cut. Either `files` (globs) or `manifest`; `batch` is rows per step over all processes."""
+    """Text and how it is cut.
+
+    Either `files` (globs) or `manifest`; `batch` is rows per step over all processes.
+    """
 
     files: tuple[str, ...] = ()
     held_out: tuple[str, ...] = ()
@@ -81,7 +88,9 @@ class DataRecipe:
     def __post_init__(self) -> None:
         _positive("data", self, "sequence_length", "batch", "eval_bytes", "eval_length")
         if bool(self.files) == (self.manifest is not None):
-            raise InputError("[data] must name either files or a manifest; give exactly one of the two.")
+            raise InputError(
+                "[data] must name either files or a manifest; give exactly one of the two."
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +104,10 @@ class GroupRule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerRecipe:
-    """`lr`, `betas`, `eps` and `weight_decay` belong to AdamW, the `muon_` fields to the hidden matrices."""
+    """The optimiser and its settings.
+
+    `lr`, `betas`, `eps` and `weight_decay` belong to AdamW, the `muon_` fields to hidden matrices.
+    """
 
     name: str = "adamw"
     lr: float = 3e-3
@@ -116,7 +128,11 @@ class OptimizerRecipe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleRecipe:
-    """`floor` is a share of the full rate; `cooldown` the share of `steps` over which "linear-cooldown" falls."""
+    """The learning rate over the steps.
+
+    `floor` is a share of the full rate, `cooldown` the share of `steps` over which
+    "linear-cooldown" falls.
+    """
 
     steps: int
     warmup: int = 40
@@ -129,7 +145,8 @@ class ScheduleRecipe:
         _positive("schedule", self, "steps")
         if self.warmup < 0 or not 0 <= self.floor <= 1 or not 0 < self.cooldown <= 1:
             raise InputError(
-                "schedule.warmup must not be negative, floor must lie in 0..1 and cooldown in (0, 1], "
+                "schedule.warmup must not be negative, floor must lie in 0..1 and cooldown in (0, "
+                "1], "
                 f"got {self.warmup}, {self.floor}, {self.cooldown}."
             )
 
@@ -138,8 +155,8 @@ class ScheduleRecipe:
 class RunRecipe:
     """Where a run writes and how it computes.
 
-    `ema` is the decay of averaged weights (off when missing); `export` says which weights are saved at the
-    end; `cpu_limit` ends the run after so many CPU seconds of all processes together.
+    `ema` is the decay of averaged weights (off when missing); `export` says which weights are saved
+    at the end; `cpu_limit` ends the run after so many CPU seconds of all processes together.
     """
 
     out: str
@@ -241,10 +258,14 @@ def _section(name: str, values: Any, kind: type[Any]) -> Any:
     _known(name, values, list(fields))
     hints = typing.get_type_hints(kind)
     for key, spec in fields.items():
-        required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
+        required = (
+            spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
+        )
         if required and key not in values:
             raise InputError(f"the recipe must set {name}.{key}.")
-    return kind(**{key: _value(f"{name}.{key}", value, hints[key]) for key, value in values.items()})
+    return kind(
+        **{key: _value(f"{name}.{key}", value, hints[key]) for key, value in values.items()}
+    )
 
 
 def _value(name: str, value: Any, hint: Any) -> Any:
@@ -276,7 +297,10 @@ def _known(section: str, values: Mapping[str, Any], names: list[str]) -> None:
     for key in values:
         if key not in names:
             near = difflib.get_close_matches(key, names, n=1, cutoff=0.0)
-            raise InputError(f"unknown key {prefix}{key} in the recipe; the nearest known key is {prefix}{near[0]}.")
+            raise InputError(
+                f"unknown key {prefix}{key} in the recipe; the nearest known key is "
+                f"{prefix}{near[0]}."
+            )
 
 
 def _override(values: dict[str, Any], override: str) -> None:

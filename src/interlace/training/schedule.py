@@ -10,8 +10,9 @@ __all__ = ["cooldown_start", "rate"]
 def rate(schedule: ScheduleRecipe, step: int) -> float:
     """The factor for the 0-based `step`.
 
-    It rises linearly over `warmup` steps (the first step already moves), then follows the shape: "cosine" falls
-    to `floor` at the last step, "linear-cooldown" stays at one and falls linearly over the last share.
+    It rises linearly over `warmup` steps (the first step already moves), then follows the shape:
+    "cosine" falls to `floor` at the last step, "linear-cooldown" stays at one and falls linearly
+    over the last share.
     """
     if step < schedule.warmup:
         return (step + 1) / schedule.warmup
@@ -26,5 +27,5 @@ def rate(schedule: ScheduleRecipe, step: int) -> float:
 
 
 def cooldown_start(schedule: ScheduleRecipe) -> int:
-    """The first step of the falling part of "linear-cooldown"; before it `steps` may still be changed."""
+    """The first falling step of "linear-cooldown"; before it `steps` may still be changed."""
     return max(schedule.warmup, round(schedule.steps * (1 - schedule.cooldown)))

@@ -2,10 +2,11 @@
 
     out/checkpoints/step-00000250/ weights.safetensors    float32 weights by name
                                    optimizer.safetensors  states, averaged weights, random generator
-                                   state.json             step, clocks, size and SHA-256 of the files above
+                                   state.json             step, clocks, SHA-256 of both files
 
-A checkpoint is written in a temporary folder and renamed when it is whole. Reading verifies every hash: one that was
-cut short is passed over with a warning, and the one before it is used. The last two are kept.
+A checkpoint is written in a temporary folder and renamed when it is whole. Reading verifies every
+hash: one that was cut short is passed over with a warning, and the one before it is used. The last
+two are kept.
 """
 
 import hashlib
@@ -33,7 +34,7 @@ _KEPT = 2
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What a run needs to go on: float32 weights, the optimiser's tensors, and plain facts (step, clocks, recipe)."""
+    """What a run needs to go on: float32 weights, optimiser tensors, plain facts such as step."""
 
     weights: dict[str, Tensor]
     optimizer: dict[str, Tensor]
@@ -53,7 +54,9 @@ def save_state(folder: Path, state: RunState) -> Path:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     for name, tensors in zip(_FILES, (state.weights, state.optimizer), strict=True):
-        save_file({key: value.detach().contiguous() for key, value in tensors.items()}, temporary / name)
+        save_file(
+            {key: value.detach().contiguous() for key, value in tensors.items()}, temporary / name
+        )
     files = {name: _fingerprint(temporary / name) for name in _FILES}
     text = json.dumps({"format": 1, **state.facts, "files": files}, indent=1)
     (temporary / "state.json").write_text(text, encoding="utf-8")
@@ -86,7 +89,9 @@ def load_state(path: Path) -> RunState:
     """
     problem = _problem(path)
     if problem is not None:
-        raise CheckpointError(f"the training checkpoint {path} must be whole: {problem}; use an older one.")
+        raise CheckpointError(
+            f"the training checkpoint {path} must be whole: {problem}; use an older one."
+        )
     facts = json.loads((path / "state.json").read_text(encoding="utf-8"))
     try:
         weights, optimizer = (load_file(path / name) for name in _FILES)
@@ -119,7 +124,10 @@ def _problem(path: Path) -> str | None:
 
 def _fingerprint(path: Path) -> dict[str, Any]:
     with path.open("rb") as stream:
-        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+        return {
+            "size": path.stat().st_size,
+            "sha256": hashlib.file_digest(stream, "sha256").hexdigest(),
+        }
 
 
 def _sync(path: Path) -> None:

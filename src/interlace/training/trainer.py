@@ -4,8 +4,8 @@
          ^                                                                      |
          '--- optimisers <--- clip <--- average over processes <--- flat float32
 
-The working model has the precision of the products; the residual stream, the embedding, decays, softmax, norms and
-state stay in float32. Weights are only ever updated in float32.
+The working model has the precision of the products; the residual stream, the embedding, decays,
+softmax, norms and state stay in float32. Weights are only ever updated in float32.
 """
 
 import math
@@ -39,15 +39,17 @@ def model_config(model: ModelRecipe) -> HybridConfig:
     if "num_hidden_layers" in changes or "ratio" in model.config:
         count = changes.setdefault("num_hidden_layers", config.num_hidden_layers)
         changes["kda_layers"], changes["full_attn_layers"] = HybridConfig.layout(count, ratio)
-    known = {name for name in HybridConfig.__slots__}
+    known = set(HybridConfig.__slots__)
     for key in changes:
         if key not in known:
-            raise InputError(f"unknown key model.config.{key} in the recipe; it must be a field of HybridConfig.")
+            raise InputError(
+                f"unknown key model.config.{key} in the recipe; it must be a field of HybridConfig."
+            )
     return config.replace(**changes)
 
 
 class StepResult:
-    """What a step tells: mean loss in nats, gradient norm before clipping, CPU seconds of all, wish to stop."""
+    """Mean loss in nats, gradient norm before clipping, CPU seconds of all, wish to stop."""
 
     __slots__ = ("cpu", "loss", "norm", "stop")
 
@@ -68,7 +70,8 @@ class Trainer:
         lm = build(model_config(recipe.model), seed=recipe.run.seed, dtype="float32")
         apply_init(lm, recipe.model, recipe.init, recipe.run.seed + 1)
         self.masters = {
-            name: nn.Parameter(parameter.detach().clone()) for name, parameter in lm.named_parameters()
+            name: nn.Parameter(parameter.detach().clone())
+            for name, parameter in lm.named_parameters()
         }
         self.lm = self._working(lm)
         self._pairs = [(self.masters[name], p) for name, p in self.lm.named_parameters()]
@@ -116,7 +119,7 @@ class Trainer:
         """
         logits = self.lm(batch.tokens, cu_seqlens=batch.cu_seqlens)
         loss = functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self._collect(loss.detach(), cpu, stop)
         self.peers.average(self._flat)
         mean_loss, mean_cpu, stops = self._flat[-_SHARED:].tolist()
@@ -124,8 +127,9 @@ class Trainer:
         norm = float(torch.linalg.vector_norm(gradient))
         if not math.isfinite(norm) or not math.isfinite(mean_loss):
             raise NonFiniteError(
-                f"every tensor of a training step must be finite; in step {step} the first that is not is "
-                f"{self._first_bad(batch)}. The last checkpoint is good; resume from it with a lower rate."
+                f"every tensor of a training step must be finite; in step {step} the first that "
+                f"is not is {self._first_bad(batch)}. The last checkpoint is good; resume from it "
+                "with a lower rate."
             )
         if norm > self.recipe.optimizer.clip:
             gradient.mul_(self.recipe.optimizer.clip / norm)
@@ -141,7 +145,7 @@ class Trainer:
     def _collect(self, loss: Tensor, cpu: float, stop: bool) -> None:
         with torch.no_grad():
             grads = [p.grad if p.grad is not None else torch.zeros_like(p) for _, p in self._pairs]
-            torch._foreach_copy_([m.grad for m, _ in self._pairs], grads)
+            torch._foreach_copy_([m.grad for m, _ in self._pairs if m.grad is not None], grads)
             self._flat[-_SHARED:] = torch.tensor([float(loss), cpu, float(stop)])
         for _, parameter in self._pairs:
             parameter.grad = None
@@ -173,14 +177,15 @@ class Trainer:
                 handle.remove()
         if found:
             return f"the output of {found[0]}"
-        # backward runs from the head down: the last parameter in the order of the model is the first one hit
+        # backward runs from the head down: the last parameter in the order of the model is the
+        # first one hit
         for name, master in reversed(list(self.masters.items())):
             if master.grad is not None and not bool(torch.isfinite(master.grad).all()):
                 return f"the gradient of {name}"
         return "the loss"
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """Optimiser states and averaged weights by "<optimiser>.<parameter>.<state>", for a checkpoint."""
+        """Optimiser states and averaged weights as "<optimiser>.<parameter>.<state>"."""
         out: dict[str, Tensor] = {}
         for optimizer in self.optimizers:
             kind = type(optimizer).__name__.lower()
@@ -201,11 +206,14 @@ class Trainer:
         """
         if set(weights) != set(self.masters):
             odd = sorted(set(weights) ^ set(self.masters))[0]
-            raise CheckpointError(f"the checkpoint must hold the recipe's model; {odd} is in one of them only.")
+            raise CheckpointError(
+                f"the checkpoint must hold the recipe's model; {odd} is in one of them only."
+            )
         for name, master in self.masters.items():
             if master.shape != weights[name].shape:
                 raise CheckpointError(
-                    f"{name} must have shape {tuple(master.shape)}, got {tuple(weights[name].shape)}; "
+                    f"{name} must have shape {tuple(master.shape)}, got "
+                    f"{tuple(weights[name].shape)}; "
                     "the recipe's model is another one."
                 )
             master.copy_(weights[name])
@@ -225,7 +233,9 @@ class Trainer:
             elif owner in wanted:
                 wanted[owner][state] = value
             else:
-                raise CheckpointError(f"the checkpoint's {key} belongs to no optimiser of the recipe.")
+                raise CheckpointError(
+                    f"the checkpoint's {key} belongs to no optimiser of the recipe."
+                )
         if updates and not all(wanted.values()):
             bare = next(key for key, state in wanted.items() if not state)
             raise CheckpointError(f"the checkpoint lacks the optimiser state of {bare}.")

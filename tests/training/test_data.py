@@ -1,0 +1,105 @@
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from interlace.errors import InputError
+from interlace.training.data import BOS, PackedRows, read_documents
+
+DOCUMENTS = [bytes([65 + i]) * n for i, n in enumerate((5, 1, 30, 12, 7))]
+EOS = 257
+
+
+def packed(**changes):
+    options = {
+        "documents": DOCUMENTS,
+        "sequence_length": 11,
+        "rows": 4,
+        "seed": 3,
+        "eos": EOS,
+        **changes,
+    }
+    return PackedRows(**options)
+
+
+def test_targets_are_the_next_tokens_and_boundaries_are_document_starts():
+    data = packed()
+    for step in range(9):
+        batch = data.batch(step)
+        assert batch.tokens.shape == batch.targets.shape == (4, 11)
+        inner = batch.targets[:, :-1]
+        ends = inner == EOS
+        assert torch.equal(batch.tokens[:, 1:] == BOS, ends)
+        assert torch.equal(batch.tokens[:, 1:][~ends], inner[~ends])
+        flat = batch.tokens.flatten()
+        starts = batch.cu_seqlens.tolist()
+        assert starts[0] == 0
+        assert starts[-1] == flat.numel()
+        expected = {i for i in range(44) if i % 11 == 0 or flat[i] == BOS} | {44}
+        assert starts == sorted(expected)
+        # a document has one letter, so no segment may hold two
+        for a, b in itertools.pairwise(starts):
+            assert len(set(flat[a:b].tolist()) - {BOS}) <= 1
+
+
+def test_an_epoch_holds_every_byte_at_most_once():
+    data = packed(sequence_length=6, rows=1)
+    total = sum(map(len, DOCUMENTS)) + len(DOCUMENTS)
+    assert data.rows_per_epoch == (total - 1) // 6
+    for epoch in (0, 1):
+        rows = range(epoch * data.rows_per_epoch, (epoch + 1) * data.rows_per_epoch)
+        seen = Counter(int(t) for row in rows for t in data.batch(row).tokens.flatten())
+        full = Counter(b"".join(DOCUMENTS)) + Counter({BOS: len(DOCUMENTS)})
+        assert not seen - full
+        assert sum((full - seen).values()) <= 6
+
+
+def test_position_is_a_pure_function_of_seed_and_step():
+    straight = packed()
+    early = [straight.batch(step) for step in range(8)]
+    fresh = packed()
+    again = fresh.batch(7)
+    assert torch.equal(early[7].tokens, again.tokens)
+    # and going back over an epoch's end gives the first rows again
+    assert torch.equal(fresh.batch(0).tokens, early[0].tokens)
+    assert not torch.equal(packed(seed=4).batch(0).tokens, early[0].tokens)
+
+
+def test_processes_share_the_rows_of_a_step():
+    data = packed()
+    whole = data.batch(2)
+    halves = [data.batch(2, rank, 2) for rank in (0, 1)]
+    assert torch.equal(torch.cat([half.tokens for half in halves]), whole.tokens)
+    assert all(int(half.cu_seqlens[-1]) == 22 for half in halves)
+
+
+def test_epochs_are_shuffled_differently():
+    data = packed(rows=1)
+    first = np.concatenate([data.batch(i).tokens.numpy() for i in range(data.rows_per_epoch)])
+    second = np.concatenate(
+        [data.batch(i).tokens.numpy() for i in range(data.rows_per_epoch, 2 * data.rows_per_epoch)]
+    )
+    assert not np.array_equal(first, second)
+
+
+def test_a_corpus_shorter_than_a_row_is_repeated():
+    batch = PackedRows([b"ab"], 11, 2, seed=0).batch(0)
+    assert batch.tokens.shape == (2, 11)
+    assert set(batch.tokens.flatten().tolist()) == {BOS, 97, 98}
+
+
+@pytest.mark.parametrize("documents", [[], [b""], [b"", b""]])
+def test_empty_corpus(documents):
+    with pytest.raises(InputError, match="at least one byte"):
+        PackedRows(documents, 8, 1, seed=0)
+
+
+def test_read_documents(tmp_path):
+    (tmp_path / "b.txt").write_bytes(b"\xff\x00")
+    (tmp_path / "a.txt").write_bytes(b"x")
+    assert read_documents(tmp_path, ("*.txt", "a.*")) == [b"x", b"\xff\x00"]
+    assert read_documents(tmp_path, (str(tmp_path / "a.txt"),)) == [b"x"]
+    with pytest.raises(InputError, match="matches none"):
+        read_documents(tmp_path, ("*.py",))
