@@ -1,0 +1,227 @@
+"""`interlace generate [MODEL]`: text on standard output, numbers on standard error."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from interlace.errors import InputError
+
+if TYPE_CHECKING:
+    from interlace.cli.models import Model
+    from interlace.generation import GenerationResult
+
+__all__ = ["add"]
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+# what a terminal would obey, shown as its picture instead; tab, newline and return pass
+_SHOWN = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"} | {
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "generate",
+        parents=[common],
+        help="continue a text",
+        description=(
+            "Continue a text. The new text streams to standard output; speed and memory are told "
+            "on standard error at the end."
+        ),
+        epilog="example: interlace generate --prompt-file a.py --max-tokens 200 --temperature 0.8",
+    )
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default="default",
+        help="a checkpoint folder, 'default' (the bundled model), or a preset (random weights)",
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--prompt", metavar="TEXT", help="the text to continue")
+    source.add_argument(
+        "--prompt-file", metavar="FILE", type=Path, help="a file to continue; else standard input"
+    )
+    parser.add_argument(
+        "--prompt-bytes", metavar="N", type=int, help="only the first N bytes of the prompt"
+    )
+    parser.add_argument("--echo", action="store_true", help="print the prompt before the new text")
+    parser.add_argument(
+        "--max-tokens", metavar="N", type=int, default=64, help="new tokens at most (64)"
+    )
+    parser.add_argument(
+        "--temperature", metavar="X", type=float, default=0.0, help="0 is greedy, the default"
+    )
+    parser.add_argument(
+        "--top-p", metavar="X", type=float, default=1.0, help="share of likely tokens kept (1)"
+    )
+    parser.add_argument(
+        "--seed", metavar="N", type=int, default=0, help="of draws, and of random weights (0)"
+    )
+    parser.add_argument("--ignore-eos", action="store_true", help="do not stop at the end mark")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the weights; as stored by default")
+    parser.add_argument("--threads", metavar="N", type=int, help="CPU threads of the products")
+    parser.add_argument(
+        "--prefill-chunk", metavar="N", type=int, help="prompt tokens per call (512, or what fits)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object, at the end")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command: every check first, then the weights, then the text."""
+    from interlace.cli.models import find
+    from interlace.cli.prompt import read_prompt
+    from interlace.config import sizes
+    from interlace.generation import context, engine, memory
+
+    if args.threads is not None and args.threads < 1:
+        raise InputError(f"--threads must be at least 1, got {args.threads}.")
+    model = find(args.model)
+    sampling = {"temperature": args.temperature, "top_p": args.top_p, "seed": args.seed}
+    limits = {"max_tokens": args.max_tokens, "prefill_chunk": args.prefill_chunk}
+    engine.check_options(model.config, **limits, **sampling)
+    dtype = args.dtype or model.config.dtype
+
+    def check_memory(prompt_tokens: int) -> None:
+        capacity = prompt_tokens + args.max_tokens
+        limit = memory.available()
+        chunk = args.prefill_chunk or context.choose_chunk(model.config, capacity, dtype, limit)
+        weights = sizes.weight_bytes(model.config, dtype)
+        context.require_context(model.config, capacity, chunk, dtype, limit, weights)
+
+    prompt = read_prompt(args.prompt, args.prompt_file, args.prompt_bytes, check_memory)
+    check_memory(len(prompt))
+    if args.threads is not None:
+        import torch
+
+        torch.set_num_threads(args.threads)
+    lm = model.load(dtype, args.seed)
+    with _Progress(args.quiet) as progress:
+        stream = engine.stream(
+            lm, prompt, **limits, **sampling, ignore_eos=args.ignore_eos, progress=progress
+        )
+        if args.json:
+            text = "".join(stream)
+        else:
+            _write(stream, prompt if args.echo else b"")
+    result = stream.result
+    if args.json:
+        print(json.dumps(_as_json(args, model, dtype, text, result)))
+    elif not args.quiet:
+        print(summary(model, dtype, args.seed, result), file=sys.stderr)
+    return 0
+
+
+class _Progress:
+    """A bar for a prefill that lasts over two seconds."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._bar: Any = None
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is None:
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                total=total,
+                desc="prompt",
+                unit=" tokens",
+                delay=2,
+                leave=False,
+                disable=self._quiet,
+            )
+        self._bar.update(done - self._bar.n)
+        if done == total:
+            self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _write(pieces: Any, echo: bytes) -> None:
+    """Print each piece as it comes."""
+    out = sys.stdout
+    table = _SHOWN if out.isatty() else {}
+    if hasattr(out, "reconfigure"):
+        out.reconfigure(errors="replace")
+    out.write(echo.decode().translate(table))
+    out.flush()
+    last = ""
+    for piece in pieces:
+        last = piece.translate(table)
+        out.write(last)
+        out.flush()
+    if out.isatty() and not last.endswith("\n"):
+        out.write("\n")
+        out.flush()
+
+
+def _as_json(
+    args: argparse.Namespace, model: "Model", dtype: str, text: str, result: "GenerationResult"
+) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "random_weights": model.folder is None,
+        "text": text,
+        "dtype": dtype,
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "seed": args.seed,
+        **result.to_dict(),
+    }
+
+
+def summary(model: "Model", dtype: str, seed: int, result: "GenerationResult") -> str:
+    """The numbers as a small table, sizes in decimal units."""
+    from interlace.config.sizes import describe_bytes
+
+    origin = f"random weights of seed {seed}, " if model.folder is None else ""
+    end = {"length": "stopped at --max-tokens", "stop": "stopped at the end mark"}.get(
+        result.finish_reason or "", "interrupted"
+    )
+    latent, expanded = result.latent_bytes, result.expanded_bytes
+    ratio = f", {expanded / latent:.1f} times the latents" if latent else ""
+    rows = [
+        ("model", model.name, f"{origin}{dtype}"),
+        ("prompt", _count(result.prompt_tokens), _speed(result.prefill_tokens_per_second)),
+        (
+            "new text",
+            _count(result.new_tokens),
+            f"{_speed(result.decode_tokens_per_second)}, {end}",
+        ),
+        (
+            "latent cache",
+            describe_bytes(latent),
+            f"{result.cached_tokens:,} tokens in room for {result.capacity:,}",
+        ),
+        ("delta state", describe_bytes(result.state_bytes), "the same for any number of tokens"),
+        ("if expanded", describe_bytes(expanded), f"as keys and values per head{ratio}"),
+    ]
+    left = max(len(row[0]) for row in rows)
+    middle = max(len(row[1]) for row in rows)
+    lines = [f"  {name:<{left}}  {value:>{middle}}  {note}".rstrip() for name, value, note in rows]
+    return "\n" + "\n".join(lines)
+
+
+def _count(tokens: int) -> str:
+    return f"{tokens:,} token{'' if tokens == 1 else 's'}"
+
+
+def _speed(rate: float | None) -> str:
+    if rate is None:
+        return "too few for a speed"
+    return f"{rate:,.0f} tokens/s" if rate >= 10 else f"{rate:.2f} tokens/s"

@@ -1,0 +1,81 @@
+"""Which model a command line means: the bundled one, a preset with random weights, or a folder.
+
+Names win over folders; a folder that is called like a preset is written `./name`. The config is
+known before any weight is read, so that options, prompt and memory are checked first.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import interlace
+from interlace.config import PRESETS, HybridConfig, preset
+from interlace.errors import InputError
+
+if TYPE_CHECKING:
+    from interlace.models import HybridLM
+
+__all__ = ["BUNDLED", "Model", "find"]
+
+BUNDLED = Path(interlace.__file__).parent / "bundled" / "default"
+"""Where the bundled model lies."""
+
+log = logging.getLogger("interlace")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that was found and not yet loaded.
+
+    Args:
+        name: what the user called it.
+        config: its architecture.
+        folder: its checkpoint, or None for random weights.
+    """
+
+    name: str
+    config: HybridConfig
+    folder: Path | None
+
+    def load(self, dtype: str, seed: int) -> "HybridLM":
+        """Read or draw the weights; `seed` is of random ones."""
+        from interlace.text import ByteTokenizer
+
+        if self.folder is not None:
+            log.info("reading %s as %s", self.folder, dtype)
+            return interlace.load(self.folder, dtype=dtype).requires_grad_(False)
+        log.info("drawing random weights for %s as %s", self.name, dtype)
+        lm = interlace.build(self.config, seed=seed, dtype=dtype).requires_grad_(False)
+        if self.config.vocab_size >= 256:
+            # random weights know no tokenizer: bytes serve as well as any
+            config = self.config
+            lm.tokenizer = ByteTokenizer(
+                config.vocab_size, config.bos_token_id, config.eos_token_id
+            )
+        return lm
+
+
+def find(name: str) -> Model:
+    """The model called `name`.
+
+    Raises:
+        InputError: no preset and no folder of this name, or no bundled model in this installation.
+        ConfigError: a folder whose config cannot be read.
+    """
+    if name == "default":
+        if not (BUNDLED / "config.json").is_file():
+            raise InputError(
+                "the bundled model is missing from this installation; install it again, or name a "
+                "checkpoint folder or a preset such as kimi-linear-tiny (random weights)."
+            )
+        return Model(name, HybridConfig.from_pretrained(BUNDLED), BUNDLED)
+    if name in PRESETS:
+        return Model(name, preset(name), None)
+    folder = Path(name)
+    if not folder.is_dir():
+        raise InputError(
+            f"MODEL must be a folder with a config.json, 'default', or one of "
+            f"{', '.join(PRESETS)}; got {name!r}."
+        )
+    return Model(name, HybridConfig.from_pretrained(folder), folder)

@@ -1,0 +1,10 @@
+"""Text: tokenizers, bytes first, and whole UTF-8 characters from a stream of bytes.
+
+Imports only `errors`; generation and training share it.
+"""
+
+from interlace.text.bytes import ByteTokenizer as ByteTokenizer
+from interlace.text.utf8 import Utf8Stream as Utf8Stream
+from interlace.text.utf8 import decode_utf8 as decode_utf8
+
+__all__ = ["ByteTokenizer", "Utf8Stream", "decode_utf8"]
