@@ -1,0 +1,24 @@
+"""Causal softmax attention over keys and values, or over the latent that they come from.
+
+attention_reference   the spec's order, any dtype
+attention_expanded    keys and values given; trains
+attention_absorbed    against the latent, W_UK and W_UV folded away; few queries
+attention_rebuilt     against the latent, keys and values rebuilt block by block; many queries
+latent_attention      picks one of the last two
+"""
+
+from interlace.ops.attention.absorbed import attention_absorbed as attention_absorbed
+from interlace.ops.attention.expanded import attention_expanded as attention_expanded
+from interlace.ops.attention.rebuilt import attention_rebuilt as attention_rebuilt
+from interlace.ops.attention.rebuilt import choose_latent_attention as choose_latent_attention
+from interlace.ops.attention.rebuilt import latent_attention as latent_attention
+from interlace.ops.attention.reference import attention_reference as attention_reference
+
+__all__ = [
+    "attention_absorbed",
+    "attention_expanded",
+    "attention_rebuilt",
+    "attention_reference",
+    "choose_latent_attention",
+    "latent_attention",
+]
