@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-MODEL ?= kimi-linear-tiny
+MODEL ?= $(if $(wildcard src/interlace/bundled/default/config.json),default,kimi-linear-tiny)
 DEMO_FILE ?= src/interlace/layers/kda.py
 
 .DEFAULT_GOAL := help
@@ -47,4 +47,4 @@ bench: $(STAMP)  ## time a decoding step against transformers; minutes
 	$(BIN)/python benchmarks/decode_kl2.py
 
 evaluate: $(STAMP)  ## score the bundled model on its held-out files; minutes
-	$(BIN)/python benchmarks/evaluate.py
+	$(BIN)/python benchmarks/evaluate_default.py

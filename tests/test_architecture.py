@@ -123,6 +123,12 @@ def test_nothing_is_called_utils():
     assert not [short(p) for p in [*SOURCES, *SCRIPTS] if vague & {p.stem, p.parent.name}]
 
 
+def test_no_two_test_modules_share_a_name():
+    """pytest puts every test folder on the path, so the second of two would never be imported."""
+    names = [path.stem for path in SCRIPTS if path.stem not in {"__init__", "conftest"}]
+    assert not {name for name in names if names.count(name) > 1}
+
+
 def test_import_loads_nothing_heavy():
     """`interlace` and the rooms that count bytes start without torch (and without numpy)."""
     rooms = "interlace, interlace.config, interlace.config.sizes, interlace.config.presets"

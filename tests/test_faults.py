@@ -4,6 +4,7 @@ import ast
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,22 +53,24 @@ def is_built(feature: str, package: Path = ROOT / "src" / "interlace") -> bool:
     return False
 
 
-def problem(row: dict[str, object]) -> str | None:
+def problem(row: dict[str, Any]) -> str | None:
     """What is wrong with one row, or None."""
     keys = set(row)
     if keys not in ({"id", "area", "what", "test"}, {"id", "area", "what", "waits"}):
         return f"needs id, area, what, and either test or waits; has {sorted(keys)}"
     if "waits" in row:
-        feature = str(row["waits"])
+        feature = row["waits"]
         if feature not in FEATURES:
             return f"waits for {feature!r}, which FEATURES does not know"
         return f"waits for {feature!r}, which is built" if is_built(feature) else None
-    path, _, name = str(row["test"]).partition("::")
-    if not (ROOT / path).is_file():
-        return f"names {path}, which does not exist"
-    if name not in names_in((ROOT / path).read_text()) or not name.startswith("test_"):
-        return f"names {name}, which {path} does not define"
-    return None
+    tests = row["test"]
+    for test in [tests] if isinstance(tests, str) else tests:
+        path, _, name = test.partition("::")
+        if not (ROOT / path).is_file():
+            return f"names {path}, which does not exist"
+        if name not in names_in((ROOT / path).read_text()) or not name.startswith("test_"):
+            return f"names {name}, which {path} does not define"
+    return None if tests else "names no test"
 
 
 def test_every_fault_has_one_row():
@@ -89,6 +92,8 @@ def test_every_feature_is_waited_for():
         ({"test": "tests/none.py::test_x"}, "does not exist"),
         ({"test": "tests/test_faults.py::test_none"}, "does not define"),
         ({"test": "tests/test_faults.py::problem"}, "does not define"),
+        ({"test": []}, "names no test"),
+        ({"test": ["tests/test_faults.py::test_bad_row_is_told", "x.py::test_x"]}, "x.py, which"),
         ({"waits": "wings"}, "does not know"),
         ({"waits": "server", "test": "tests/test_faults.py::problem"}, "either"),
         ({}, "either"),
