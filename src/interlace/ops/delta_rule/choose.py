@@ -20,7 +20,7 @@ def kda(
     state: Float[Tensor, "S H K V"] | None = None,
     scale: float | None = None,
     lengths: Int[Tensor, "B"] | None = None,
-    cu_seqlens: Int[Tensor, "S+1"] | None = None,
+    cu_seqlens: Int[Tensor, "offsets"] | None = None,
     chunk: int = CHUNK,
     min_decay: float | None = None,
     return_state: bool = True,

@@ -82,7 +82,7 @@ def check_call(
             )
 
 
-def read_offsets(cu_seqlens: Int[Tensor, "S+1"], batch: int, tokens: int) -> list[int]:
+def read_offsets(cu_seqlens: Int[Tensor, "offsets"], batch: int, tokens: int) -> list[int]:
     """Segment offsets as integers, checked: offsets are part of a packed call's shape.
 
     Raises:
@@ -114,7 +114,9 @@ def silence_padding(call: Call, lengths: Int[Tensor, "B"]) -> tuple[Call, Bool[T
     return Call(q, k, v, g, call.beta.masked_fill(padded[..., None], 0.0)), padded
 
 
-def first_tokens(cu_seqlens: Int[Tensor, "S+1"], batch: int, tokens: int) -> Bool[Tensor, "B T"]:
+def first_tokens(
+    cu_seqlens: Int[Tensor, "offsets"], batch: int, tokens: int
+) -> Bool[Tensor, "B T"]:
     """True at each token that begins a segment."""
     # one slot more: an empty last segment begins behind the last token
     first = torch.zeros(batch * tokens + 1, dtype=torch.bool, device=cu_seqlens.device)

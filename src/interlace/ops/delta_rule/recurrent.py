@@ -47,7 +47,7 @@ def kda_recurrent(
     state: Float[Tensor, "S H K V"] | None = None,
     scale: float | None = None,
     lengths: Int[Tensor, "B"] | None = None,
-    cu_seqlens: Int[Tensor, "S+1"] | None = None,
+    cu_seqlens: Int[Tensor, "offsets"] | None = None,
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "S H K V"]]:
     """Gated delta rule by a loop over tokens (Kimi Linear report, equation 1).
 
