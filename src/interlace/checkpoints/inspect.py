@@ -1,0 +1,101 @@
+"""What a checkpoint folder holds, from its config and its headers alone.
+
+No weight is read and no torch is loaded: a folder of terabytes answers in the time that its headers
+take.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from interlace.checkpoints.headers import CONFIG_FILE, FolderHeaders, listed, read_folder
+from interlace.checkpoints.names import Match, match
+from interlace.config import HybridConfig
+from interlace.errors import CheckpointError
+
+__all__ = ["Summary", "complaint", "find_folder", "inspect"]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A checkpoint folder at a glance.
+
+    Args:
+        folder: where it is.
+        config: the model that it says it is.
+        headers: its files, and every tensor's place.
+        match: its tensors beside those that the config implies.
+        num_parameters: numbers of the text model as stored, packed ones by the byte.
+        bytes_per_dtype: bytes of all tensors, by dtype as the headers name it.
+    """
+
+    folder: Path
+    config: HybridConfig
+    headers: FolderHeaders
+    match: Match
+    num_parameters: int
+    bytes_per_dtype: dict[str, int]
+
+    @property
+    def num_tensors(self) -> int:
+        """Tensors in the files, those of a vision tower included."""
+        return len(self.headers.tensors)
+
+
+def find_folder(path: str | Path) -> Path:
+    """The checkpoint folder at `path`.
+
+    Raises:
+        CheckpointError: no folder, or one without a config.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        kind = "is a file" if folder.exists() else "does not exist"
+        raise CheckpointError(
+            f"a checkpoint must be a folder with {CONFIG_FILE} and safetensors files, but {folder} "
+            f"{kind}; name the folder."
+        )
+    if not (folder / CONFIG_FILE).is_file():
+        raise CheckpointError(
+            f"{folder} has no {CONFIG_FILE}; it is no checkpoint, or was not written or fetched to "
+            "its end."
+        )
+    return folder
+
+
+def inspect(path: str | Path) -> Summary:
+    """Summarise the checkpoint in the folder `path`.
+
+    Tensors that are missing, unexpected or mis-shaped are in the summary; only what cannot be read
+    at all is an error.
+
+    Raises:
+        ConfigError: a config of another architecture, or one that contradicts itself.
+        CheckpointError: no checkpoint, a damaged file, or a missing shard.
+    """
+    folder = find_folder(path)
+    config = HybridConfig.from_pretrained(folder)
+    headers = read_folder(folder)
+    sizes: Counter[str] = Counter()
+    for tensor in headers.tensors.values():
+        sizes[tensor.dtype] += tensor.nbytes
+    found = match(config, headers.tensors)
+    skipped = set(found.skipped)
+    count = sum(
+        prod(tensor.shape) for name, tensor in headers.tensors.items() if name not in skipped
+    )
+    return Summary(folder, config, headers, found, count, dict(sizes))
+
+
+def complaint(found: Match) -> str | None:
+    """What is wrong with the tensors of a checkpoint, in one sentence; None when nothing is."""
+    parts = []
+    if found.missing:
+        parts.append(f"lacks {len(found.missing)}: {listed(found.missing)}")
+    if found.unexpected:
+        parts.append(f"has {len(found.unexpected)} too many: {listed(found.unexpected)}")
+    if found.misshaped:
+        shapes = (f"{m.name} {list(m.shape)} instead of {list(m.wanted)}" for m in found.misshaped)
+        parts.append(f"has {len(found.misshaped)} of another shape: {listed(shapes)}")
+    return "; ".join(parts) or None
