@@ -25,7 +25,7 @@ SCORE_ELEMENTS = 1 << 21
 
 def attention_absorbed(
     q: Float[Tensor, "B T H K"],
-    latent: Float[Tensor, "B M R+P"],
+    latent: Float[Tensor, "B M latent"],
     w_uk: Float[Tensor, "H N R"],
     w_uv: Float[Tensor, "H V R"],
     *,

@@ -33,7 +33,7 @@ def attention_expanded(
     *,
     scale: float | None = None,
     lengths: Int[Tensor, "B"] | None = None,
-    cu_seqlens: Int[Tensor, "S+1"] | None = None,
+    cu_seqlens: Int[Tensor, "offsets"] | None = None,
 ) -> Float[Tensor, "B T H V"]:
     """Causal attention; the queries are the last T of the M positions of each row.
 

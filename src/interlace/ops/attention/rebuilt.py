@@ -29,7 +29,7 @@ def choose_latent_attention(tokens: int) -> str:
 
 def latent_attention(
     q: Float[Tensor, "B T H K"],
-    latent: Float[Tensor, "B M R+P"],
+    latent: Float[Tensor, "B M latent"],
     w_uk: Float[Tensor, "H N R"],
     w_uv: Float[Tensor, "H V R"],
     *,
@@ -52,7 +52,7 @@ def latent_attention(
 
 def attention_rebuilt(
     q: Float[Tensor, "B T H K"],
-    latent: Float[Tensor, "B M R+P"],
+    latent: Float[Tensor, "B M latent"],
     w_uk: Float[Tensor, "H N R"],
     w_uv: Float[Tensor, "H V R"],
     *,

@@ -19,7 +19,7 @@ def attention_reference(
     *,
     scale: float | None = None,
     lengths: Int[Tensor, "B"] | None = None,
-    cu_seqlens: Int[Tensor, "S+1"] | None = None,
+    cu_seqlens: Int[Tensor, "offsets"] | None = None,
     compute_dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "B T H V"]:
     """Attend, step by step (spec section 4, steps 5 and 6; the sum in K3 report equation (7)).

@@ -1,0 +1,83 @@
+"""Models with random weights, from a preset or a config."""
+
+import torch
+from torch import nn
+
+from interlace.config import HybridConfig, preset
+from interlace.errors import InputError
+from interlace.layers.kda import KimiDeltaAttention, ShortConvolution
+from interlace.layers.moe import Router
+from interlace.models.hybrid import HybridLM
+
+__all__ = ["build", "init_weights"]
+
+
+def build(
+    model: str | HybridConfig,
+    *,
+    seed: int = 0,
+    dtype: str | torch.dtype = "float32",
+    device: str | torch.device = "cpu",
+) -> HybridLM:
+    """A model with random weights.
+
+    Args:
+        model: name of a preset (`interlace.config.PRESETS`) or a config.
+        seed: of the weights; the same seed gives the same weights on every device.
+        dtype: of the weights, except those that stay in float32 (A_log, dt_bias, correction bias).
+        device: where the weights go.
+
+    Raises:
+        ConfigError: an unknown preset, or an architecture that is not built yet.
+        InputError: an unknown dtype.
+    """
+    config = preset(model) if isinstance(model, str) else model
+    with torch.device("meta"):
+        lm = HybridLM(config)
+    lm = lm.to(as_dtype(dtype))
+    lm.to_empty(device=device)
+    if config.tie_word_embeddings:
+        lm.lm_head.weight = lm.model.embed_tokens.weight
+    init_weights(lm, seed)
+    return lm
+
+
+def init_weights(lm: HybridLM, seed: int = 0) -> None:
+    """Initialise every parameter of `lm` as in the reports (spec section 5, "Initialisation").
+
+    Matrices and embeddings are N(0, `initializer_range`), norms are one, the rest is up to its layer.
+    Values are drawn in float32 on the CPU, in the order of the module tree, from a generator of their own.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    std = lm.config.initializer_range
+    done: set[int] = set()
+    for module in lm.modules():
+        if isinstance(module, KimiDeltaAttention):
+            module.reset_parameters(generator)
+        elif (
+            isinstance(module, nn.Linear | nn.Embedding | Router) and id(module.weight) not in done
+        ):
+            done.add(id(module.weight))
+            values = torch.empty(module.weight.shape).normal_(0, std, generator=generator)
+            module.weight.data.copy_(values)
+            if isinstance(module, Router):
+                module.e_score_correction_bias.zero_()  # type: ignore[operator]
+        elif not isinstance(module, ShortConvolution) and isinstance(
+            getattr(module, "weight", None), nn.Parameter
+        ):
+            module.weight.data.fill_(1)  # type: ignore[union-attr]
+
+
+def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """The torch dtype of a name such as "bfloat16"; only the floating dtypes that weights may have."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    names = {
+        "float64": torch.float64,
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+    }
+    if dtype not in names:
+        raise InputError(f"dtype must be one of {', '.join(names)}, got {dtype!r}.")
+    return names[dtype]

@@ -1,0 +1,194 @@
+"""The hybrid language model: embedding, blocks, final norm, head.
+
+The module tree carries the published names, so `state_dict()` is the published layout but for two
+shapes on disk (`A_log`; see `interlace.checkpoints.names`). Values are checked here, at the door:
+token ids and the cache that came with them; the layers below trust what they get.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from interlace.caches import HybridCache
+from interlace.config import HybridConfig
+from interlace.errors import CacheError, ConfigError, InputError, ShapeError
+from interlace.layers import Block, RMSNorm
+from interlace.layers.precision import at_least_float32
+from interlace.shapes import Float, Int, Tensor
+
+__all__ = ["HybridLM"]
+
+
+class Stack(nn.Module):
+    """Everything between token ids and the head."""
+
+    def __init__(self, config: HybridConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class HybridLM(nn.Module):
+    """A language model of KDA and Gated MLA layers.
+
+    Weights are left as PyTorch allocates them; `interlace.build` initialises, `interlace.load` reads.
+
+    Args:
+        config: the architecture. Attention Residuals, latent experts and SiTU are not built yet and refused.
+    """
+
+    def __init__(self, config: HybridConfig) -> None:
+        super().__init__()
+        _refuse_unbuilt(config)
+        self.config = config
+        self.model = Stack(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        self.tokenizer: Any = None
+        # float32 while training in bfloat16: many small additions must not be rounded away
+        self.residual_dtype: torch.dtype | None = None
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B T"],
+        *,
+        cache: HybridCache | None = None,
+        lengths: Int[Tensor, "B"] | list[int] | None = None,
+        cu_seqlens: Int[Tensor, "offsets"] | list[int] | None = None,
+        last_only: bool = False,
+    ) -> Float[Tensor, "B T_out vocab"]:
+        """Logits of the next token after each token.
+
+        Args:
+            tokens: ids, int64.
+            cache: what the model remembers of the tokens before; it is advanced. Any split of a
+                sequence into calls gives the same logits.
+            lengths: real tokens of each right-padded row; logits of padding mean nothing.
+            cu_seqlens: offsets of packed sequences in the rows laid end to end, from 0 to B*T; every row
+                start is one. No sequence sees another. Not together with `cache` or `lengths`.
+            last_only: only the logits after the last (real) token of each row.
+
+        Returns:
+            float32 (float64 in a float64 model) `[B, T, vocab]`, or `[B, 1, vocab]` when `last_only`.
+
+        Raises:
+            InputError: an id out of range, an empty call, or arguments that exclude each other.
+            ShapeError: lengths or offsets that do not fit the tokens.
+            CacheError: a cache of another model or batch.
+        """
+        self._check_tokens(tokens)
+        row_lengths = self._check_lengths(lengths, tokens)
+        offsets = self._check_offsets(cu_seqlens, tokens)
+        if offsets is not None and (cache is not None or row_lengths is not None):
+            raise InputError(
+                "cu_seqlens cannot be combined with cache or lengths: pack or pad, not both."
+            )
+        caches: list[Any] = [None] * self.config.num_hidden_layers
+        if cache is not None:
+            if cache.batch != tokens.shape[0] or len(cache.layers) != len(caches):
+                raise CacheError(
+                    f"the cache must be for {tokens.shape[0]} rows of {len(caches)} layers, got "
+                    f"{cache.batch} rows of {len(cache.layers)} layers; make one with lm.new_cache(batch)."
+                )
+            caches = list(cache.layers)
+        x = self.model.embed_tokens(tokens)  # [B, T, D]
+        if self.residual_dtype is not None:
+            x = x.to(self.residual_dtype)
+        for layer, layer_cache in zip(self.model.layers, caches, strict=True):
+            x = layer(x, cache=layer_cache, lengths=row_lengths, cu_seqlens=offsets)
+        if cache is not None:
+            cache.advance(tokens.shape[1], row_lengths)
+        if last_only:
+            x = _last_tokens(x, row_lengths)
+        logits: Tensor = self.lm_head(self.model.norm(x))
+        return at_least_float32(logits)
+
+    def new_cache(
+        self, batch: int = 1, *, capacity: int = 0, dtype: torch.dtype | None = None
+    ) -> HybridCache:
+        """An empty cache for `batch` rows.
+
+        Args:
+            batch: rows.
+            capacity: tokens to reserve in every global layer; 0 grows as needed.
+            dtype: of the latents and convolution windows; the weights' dtype by default. The delta
+                state is float32 always.
+        """
+        weight = self.lm_head.weight
+        return HybridCache(
+            self.config, batch, dtype=dtype or weight.dtype, device=weight.device, capacity=capacity
+        )
+
+    def _check_tokens(self, tokens: Tensor) -> None:
+        if tokens.ndim != 2 or tokens.numel() == 0:
+            raise InputError(
+                f"tokens must be [B, T] with at least one token, got shape {tuple(tokens.shape)}."
+            )
+        if tokens.is_meta:
+            return
+        low, high = (int(t) for t in torch.aminmax(tokens))
+        if low < 0 or high >= self.config.vocab_size:
+            raise InputError(
+                f"token ids must lie in 0..{self.config.vocab_size - 1}, got {low if low < 0 else high}; "
+                "the tokenizer does not belong to this model."
+            )
+
+    def _check_lengths(self, lengths: Tensor | list[int] | None, tokens: Tensor) -> Tensor | None:
+        if lengths is None:
+            return None
+        rows = torch.as_tensor(lengths, dtype=torch.int64, device=tokens.device)
+        if rows.shape != tokens.shape[:1]:
+            raise ShapeError(
+                f"lengths must be [B] = {tokens.shape[0]} numbers, got {tuple(rows.shape)}."
+            )
+        low, high = (int(t) for t in torch.aminmax(rows))
+        if low < 0 or high > tokens.shape[1]:
+            raise InputError(
+                f"lengths must lie in 0..T = {tokens.shape[1]}, got {low if low < 0 else high}."
+            )
+        return rows
+
+    def _check_offsets(self, offsets: Tensor | list[int] | None, tokens: Tensor) -> Tensor | None:
+        if offsets is None:
+            return None
+        out = torch.as_tensor(offsets, device=tokens.device)
+        values = out.tolist()
+        if out.ndim != 1 or len(values) < 2 or values != sorted(values):
+            raise ShapeError(
+                f"cu_seqlens must be a list of offsets that never fall, got {values[:8]}."
+            )
+        if values[0] != 0 or values[-1] != tokens.numel():
+            raise ShapeError(
+                f"cu_seqlens must run from 0 to B*T = {tokens.numel()}, got {values[0]} to {values[-1]}."
+            )
+        starts = set(values)
+        missing = [row for row in range(0, tokens.numel(), tokens.shape[1]) if row not in starts]
+        if missing:
+            raise ShapeError(
+                f"every row must start a sequence: cu_seqlens lacks the offset {missing[0]}."
+            )
+        return out
+
+
+def _last_tokens(x: Tensor, lengths: Tensor | None) -> Tensor:
+    if lengths is None:
+        return x[:, -1:]
+    last = (lengths - 1).clamp(min=0)
+    return x.gather(1, last[:, None, None].expand(-1, 1, x.shape[-1]))  # [B, 1, D]
+
+
+def _refuse_unbuilt(config: HybridConfig) -> None:
+    unbuilt = {
+        "Attention Residuals (attn_res_block_size)": config.attn_res_block_size is not None,
+        "latent experts (routed_expert_hidden_size)": config.routed_expert_hidden_size is not None,
+        "the SiTU activation (hidden_act)": config.hidden_act != "silu",
+    }
+    wanted = [name for name, used in unbuilt.items() if used]
+    if wanted:
+        raise ConfigError(
+            f"this version cannot build a model with {', '.join(wanted)}; "
+            "its config can be read and sized, its weights cannot be run yet."
+        )
