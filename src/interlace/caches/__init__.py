@@ -1,4 +1,4 @@
-"""What survives between calls: the latents of global layers, the states of KDA layers, both together."""
+"""What survives between calls: latents of global layers, states of KDA layers, both."""
 
 from interlace.caches.delta import DeltaState as DeltaState
 from interlace.caches.hybrid import HybridCache as HybridCache

@@ -1,9 +1,9 @@
 """What one KDA layer keeps: the state `[B, H, K, V]` and the last W - 1 inputs of its convolutions.
 
 Fixed size, whatever the context. The state is float32 also where the model is bf16: it is read and
-written once per token, and rounding it each time loses what it should remember. (In a float64 model,
-which exists to check the others, it is float64.) A layer hands in new tensors; it changes none of
-those it was given. The cache carries values, no gradients.
+written once per token, and rounding it each time loses what it should remember. (In a float64
+model, which exists to check the others, it is float64.) A layer hands in new tensors; it changes
+none of those it was given. The cache carries values, no gradients.
 """
 
 import torch
@@ -42,8 +42,8 @@ class DeltaState:
         sizes = (batch, num_heads, key_dim, value_dim, conv_width)
         if min(sizes) < 1:
             raise CacheError(
-                f"a delta state needs batch, H, K, V and W of at least 1, got {sizes}; give the sizes of "
-                "a KDA layer."
+                f"a delta state needs batch, H, K, V and W of at least 1, got {sizes}; give the "
+                "sizes of a KDA layer."
             )
         self.batch = batch
         state_dtype = torch.promote_types(conv_dtype, torch.float32)
@@ -61,17 +61,17 @@ class DeltaState:
         return self._get("state")
 
     @property
-    def conv_q(self) -> Float[Tensor, "B W-1 D"]:
+    def conv_q(self) -> Float[Tensor, "B window channels"]:
         """Last W - 1 query projections before their convolution, oldest first."""
         return self._get("conv_q")
 
     @property
-    def conv_k(self) -> Float[Tensor, "B W-1 D"]:
+    def conv_k(self) -> Float[Tensor, "B window channels"]:
         """Last W - 1 key projections before their convolution, oldest first."""
         return self._get("conv_k")
 
     @property
-    def conv_v(self) -> Float[Tensor, "B W-1 D"]:
+    def conv_v(self) -> Float[Tensor, "B window value_channels"]:
         """Last W - 1 value projections before their convolution, oldest first."""
         return self._get("conv_v")
 
@@ -83,11 +83,11 @@ class DeltaState:
     def update(
         self,
         state: Float[Tensor, "B H K V"],
-        conv_q: Float[Tensor, "B W-1 D"],
-        conv_k: Float[Tensor, "B W-1 D"],
-        conv_v: Float[Tensor, "B W-1 D"],
+        conv_q: Float[Tensor, "B window channels"],
+        conv_k: Float[Tensor, "B window channels"],
+        conv_v: Float[Tensor, "B window value_channels"],
     ) -> None:
-        """Take over what a call returned. Mutates the cache; tensors read from it before stay as they were.
+        """Take over what a call returned. Mutates the cache, not the tensors read from it before.
 
         Raises:
             CacheError: a shape other than the cache's.
@@ -97,8 +97,8 @@ class DeltaState:
             old = self._tensors[name]
             if new.shape != old.shape:
                 raise CacheError(
-                    f"{name} must be {list(old.shape)} for this cache, got {list(new.shape)}; use a cache "
-                    "made for this layer and batch."
+                    f"{name} must be {list(old.shape)} for this cache, got {list(new.shape)}; use "
+                    "a cache made for this layer and batch."
                 )
         for name, new in fresh.items():
             self._tensors[name] = _own(new.detach().to(self._tensors[name].dtype))
@@ -114,7 +114,7 @@ class DeltaState:
     def _get(self, name: str) -> Tensor:
         tensor = self._tensors[name]
         if tensor.is_inference() and not torch.is_inference_mode_enabled():
-            # made in inference mode, where autograd cannot follow: an ordinary copy for the ordinary mode
+            # autograd cannot save what inference mode made
             tensor = self._tensors[name] = tensor.clone()
         return tensor
 

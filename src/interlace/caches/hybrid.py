@@ -1,6 +1,7 @@
-"""The cache of a whole model: one entry per layer, latents for a global layer, a delta state for a KDA layer.
+"""The cache of a whole model: latents for each global layer, a delta state for each KDA layer.
 
-Bytes are a + b * capacity; `interlace.config.sizes` holds the formula and a test holds both together.
+Bytes are a + b * capacity; `interlace.config.sizes` holds the formula, and a test holds both
+together.
 """
 
 import torch
@@ -36,8 +37,8 @@ class HybridCache:
     ) -> None:
         if batch < 1 or capacity < 0:
             raise CacheError(
-                f"a cache needs batch >= 1 and capacity >= 0, got {batch} and {capacity}; give the rows "
-                "of the call and the tokens to reserve."
+                f"a cache needs batch >= 1 and capacity >= 0, got {batch} and {capacity}; give the "
+                "rows of the call and the tokens to reserve."
             )
         self.batch = batch
         self.layers: list[LatentCache | DeltaState] = [

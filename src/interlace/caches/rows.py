@@ -1,8 +1,8 @@
 """How many tokens each row of a cache holds.
 
-As long as all rows agree this is one Python integer, and nothing has to wait for a device to answer.
-Once rows differ it is an int64 tensor beside an upper bound that is still an integer, because what
-must be allocated may not depend on data.
+As long as all rows agree this is one Python integer, and nothing has to wait for a device to
+answer. Once rows differ it is an int64 tensor beside an upper bound that is still an integer,
+because what must be allocated may not depend on data.
 """
 
 import torch
@@ -48,8 +48,8 @@ class RowLengths:
         """
         if lengths is not None and tuple(lengths.shape) != (self.batch,):
             raise CacheError(
-                f"lengths must be [{self.batch}], one per row of the cache, got {list(lengths.shape)}; "
-                "pass one number per row."
+                f"lengths must be [{self.batch}], one per row of the cache, got "
+                f"{list(lengths.shape)}; pass one number per row."
             )
         if lengths is not None:
             self._ragged = self.tensor + lengths.to(device=self.device, dtype=torch.int64)

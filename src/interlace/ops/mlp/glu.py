@@ -1,9 +1,11 @@
-"""SwiGLU and SiTU-GLU with gradients."""
+"""SwiGLU and SiTU-GLU with gradients.
 
-from typing import Any
+SwiGLU is left to automatic differentiation: its three backward passes are as few as there can be
+without forming silu(gate) again, which costs more than it saves (README).
+"""
 
 import torch
-from torch.autograd.function import once_differentiable
+from torch.nn.functional import silu
 
 from interlace.ops.mlp.reference import situ_glu_reference
 from interlace.shapes import Float, Tensor
@@ -15,7 +17,7 @@ def swiglu(
     gate: Float[Tensor, "*rows F"], up: Float[Tensor, "*rows F"]
 ) -> Float[Tensor, "*rows F"]:
     """silu(gate) * up, in the dtype of the inputs, as the released code does (spec section 7.1)."""
-    return _SwiGLU.apply(gate, up)  # type: ignore[no-any-return]
+    return silu(gate) * up
 
 
 def situ_glu(
@@ -36,21 +38,3 @@ def situ_glu(
     """
     wide = torch.promote_types(gate.dtype, torch.float32)
     return situ_glu_reference(gate, up, beta, linear_beta, compute_dtype=wide)
-
-
-class _SwiGLU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        return torch.nn.functional.silu(gate).mul_(up)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        gate, up = ctx.saved_tensors
-        dgate = dup = None
-        if ctx.needs_input_grad[1]:
-            dup = torch.nn.functional.silu(gate).mul_(dy)
-        if ctx.needs_input_grad[0]:
-            dgate = torch.ops.aten.silu_backward(dy * up, gate)
-        return dgate, dup

@@ -26,7 +26,9 @@ def situ_glu_reference(
     *,
     compute_dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "*rows F"]:
-    """[beta tanh(g / beta) sigmoid(g)] * [linear_beta tanh(u / linear_beta)]; the sigmoid sees g uncapped.
+    """[beta tanh(g / beta) sigmoid(g)] * [linear_beta tanh(u / linear_beta)].
+
+    The sigmoid sees g uncapped.
 
     Source: spec section 7.1; K3 report, equation 12.
     """

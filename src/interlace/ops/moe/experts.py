@@ -1,7 +1,7 @@
 """The weighted sum of the chosen experts: a loop over those that received a token.
 
-    indices [T, k] -> sorted by expert -> for each expert with tokens: gather, two products, GLU, one
-    product, times weight -> added to the rows in float32, experts in ascending order
+    indices [T, k] -> sorted by expert -> for each expert with tokens: gather, two products, GLU,
+    one product, times weight -> added to the rows in float32, experts in ascending order
 
 Which experts ran, and in which order their results are added, is thus the same for every call with
 the same choice; a token's sum has the order of its expert indices.
@@ -23,15 +23,15 @@ Glu = Callable[[Tensor, Tensor], Tensor]
 
 def moe_experts(
     x: Float[Tensor, "T D"],
-    indices: Int[Tensor, "T k"],
-    weights: Float[Tensor, "T k"],
+    indices: Int[Tensor, "T chosen"],
+    weights: Float[Tensor, "T chosen"],
     w1: Sequence[Tensor] | Float[Tensor, "E F D"],
     w2: Sequence[Tensor] | Float[Tensor, "E D F"],
     w3: Sequence[Tensor] | Float[Tensor, "E F D"],
     *,
     glu: Glu = swiglu,
 ) -> Float[Tensor, "T D"]:
-    """sum over the chosen e of weights_e * w2_e( glu(w1_e x, w3_e x) ) for every row of `x`.
+    """Sum over the chosen e of weights_e * w2_e( glu(w1_e x, w3_e x) ) for every row of `x`.
 
     Args:
         x: rows, dtype of the experts.

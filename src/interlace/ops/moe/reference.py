@@ -21,7 +21,7 @@ def route_reference(
     scaling: float = 1.0,
     biased_weights: bool = False,
     compute_dtype: torch.dtype = torch.float32,
-) -> tuple[Int[Tensor, "T k"], Float[Tensor, "T k"]]:
+) -> tuple[Int[Tensor, "T chosen"], Float[Tensor, "T k"]]:
     """Routing (spec section 7.2), one token at a time; arguments and result as for `route`."""
     chosen, shares = [], []
     for token in x.to(compute_dtype):
@@ -46,15 +46,15 @@ def route_reference(
 
 def moe_experts_reference(
     x: Float[Tensor, "T D"],
-    indices: Int[Tensor, "T k"],
-    weights: Float[Tensor, "T k"],
-    w1: Sequence[Tensor],
-    w2: Sequence[Tensor],
-    w3: Sequence[Tensor],
+    indices: Int[Tensor, "T chosen"],
+    weights: Float[Tensor, "T chosen"],
+    w1: Sequence[Tensor] | Float[Tensor, "E F D"],
+    w2: Sequence[Tensor] | Float[Tensor, "E D F"],
+    w3: Sequence[Tensor] | Float[Tensor, "E F D"],
     *,
     compute_dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "T D"]:
-    """sum of w * w2(silu(w1 x) * w3 x) over the chosen (spec section 7.3), token by token."""
+    """Sum of w * w2(silu(w1 x) * w3 x) over the chosen (spec section 7.3), token by token."""
     rows = []
     for token, index, share in zip(x.to(compute_dtype), indices.tolist(), weights, strict=True):
         total = torch.zeros_like(token)

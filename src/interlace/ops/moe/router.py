@@ -22,7 +22,7 @@ def route(
     renormalize: bool = True,
     scaling: float = 1.0,
     biased_weights: bool = False,
-) -> tuple[Int[Tensor, "T k"], Float[Tensor, "T k"]]:
+) -> tuple[Int[Tensor, "T chosen"], Float[Tensor, "T k"]]:
     """Choose `top_k` experts for each token, and the weight of each.
 
     Logits, scores and weights are float32 whatever the inputs are (float64 for float64 inputs): a
@@ -35,8 +35,8 @@ def route(
         bias: added to the scores for the choice only.
         top_k: experts per token.
         num_groups: experts are cut into this many equal groups, in order.
-        topk_group: groups that may be chosen from: those whose two best biased scores add up highest.
-        renormalize: make the weights of a token add up to 1 (before `scaling`; not when `top_k` is 1).
+        topk_group: groups that may be chosen from: those with the largest sum of two biased scores.
+        renormalize: make the weights of a token add up to 1 (before `scaling`; not for one).
         scaling: factor on all weights.
         biased_weights: weight by the biased scores, as Kimi Linear's own remote code does.
 
@@ -68,8 +68,8 @@ def route(
 def _check(experts: int, top_k: int, num_groups: int, topk_group: int) -> None:
     if num_groups < 1 or experts % num_groups or not 1 <= topk_group <= num_groups:
         raise ShapeError(
-            f"{experts} experts must split into num_groups equal groups of which topk_group are kept; "
-            f"got num_groups={num_groups}, topk_group={topk_group}; choose a divisor and 1..num_groups"
+            f"{experts} experts must split into num_groups equal groups, topk_group of them kept; "
+            f"got num_groups={num_groups}, topk_group={topk_group}; choose a divisor, 1..num_groups"
         )
     open_experts = topk_group * (experts // num_groups)
     if not 1 <= top_k <= open_experts:

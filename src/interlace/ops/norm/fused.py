@@ -32,7 +32,7 @@ def rms_norm(
     Source: spec section 3.
     """
     _check_weight(x, weight)
-    return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return]
+    return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
 
 
 def gated_rms_norm(
@@ -55,7 +55,7 @@ def gated_rms_norm(
     Source: spec section 5, step 9.
     """
     _check_weight(x, weight)
-    return _GatedRMSNorm.apply(x, gate, weight, eps)  # type: ignore[no-any-return]
+    return _GatedRMSNorm.apply(x, gate, weight, eps)  # type: ignore[no-untyped-call]
 
 
 def l2norm(x: Float[Tensor, "*rows D"], eps: float = 1e-6) -> Float[Tensor, "*rows D"]:
@@ -67,7 +67,7 @@ def l2norm(x: Float[Tensor, "*rows D"], eps: float = 1e-6) -> Float[Tensor, "*ro
 
     Source: spec section 5, step 4.
     """
-    return _L2Norm.apply(x, eps)  # type: ignore[no-any-return]
+    return _L2Norm.apply(x, eps)  # type: ignore[no-untyped-call]
 
 
 def _check_weight(x: Tensor, weight: Tensor) -> None:
@@ -89,7 +89,7 @@ def _inverse_root(wide: Tensor, count: int, eps: float) -> Tensor:
 
 
 def _through_norm(grad: Tensor, normed: Tensor, inverse: Tensor, count: int) -> Tensor:
-    """Gradient before the norm from that after it: inverse * (grad - normed * <normed, grad> / count).
+    """Gradient through the norm: inverse * (grad - normed * <normed, grad> / count).
 
     Overwrites `grad`.
     """

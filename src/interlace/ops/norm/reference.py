@@ -1,8 +1,10 @@
 """The three norms in the order of the spec, differentiable by plain autograd, usable in float64.
 
-    rms_norm        x to compute dtype, x / sqrt(mean(x^2) + eps), back to x's dtype, then times w  (section 3)
-    gated_rms_norm  the same with w, then times sigmoid(gate), all in the compute dtype, one cast   (section 5, step 9)
-    l2norm          x / sqrt(sum(x^2) + eps): the SUM, and eps inside the root                      (section 5, step 4)
+- `rms_norm`: x / sqrt(mean(x^2) + eps) in the compute dtype, back to the dtype of x, and only then
+  times the weight (section 3).
+- `gated_rms_norm`: the same times the weight, times sigmoid(gate), all in the compute dtype with
+  one cast at the end (section 5, step 9).
+- `l2norm`: x / sqrt(sum(x^2) + eps): the SUM, and eps inside the root (section 5, step 4).
 """
 
 import torch

@@ -1,0 +1,148 @@
+"""Routing and experts against the token-by-token reference."""
+
+import pytest
+import torch
+
+from closeness import assert_close, assert_no_worse
+from interlace.errors import ShapeError
+from interlace.ops.moe import moe_experts, moe_experts_reference, route, route_reference
+
+T, D, E, F, K = 9, 7, 12, 5, 3
+
+
+def router(dtype=torch.float64):
+    x, weight, bias = torch.randn(T, D), torch.randn(E, D), torch.randn(E)
+    return [t.to(dtype) for t in (x, weight, bias)]
+
+
+def experts(dtype=torch.float64):
+    shapes = [(E, F, D), (E, D, F), (E, F, D)]
+    return [torch.randn(s, dtype=torch.float64).to(dtype) for s in shapes]
+
+
+OPTIONS = {
+    "plain": {},
+    "scaled": {"scaling": 2.446},
+    "raw": {"renormalize": False},
+    "groups": {"num_groups": 4, "topk_group": 2, "scaling": 2.446},
+    "groups of one": {"num_groups": 12, "topk_group": 5},
+    "biased": {"biased_weights": True},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("tokens", [1, T])
+def test_route_equals_the_reference_with_gradients(name, tokens):
+    x, weight, bias = router()
+    x = x[:tokens].requires_grad_()
+    weight.requires_grad_()
+    got, got_w = route(x, weight, bias, top_k=K, **OPTIONS[name])
+    want, want_w = route_reference(
+        x, weight, bias, top_k=K, compute_dtype=torch.float64, **OPTIONS[name]
+    )
+    assert torch.equal(got, want)
+    assert_close(got_w, want_w, 1e-10)
+    dy = torch.randn_like(got_w)
+    for a, b in zip(
+        torch.autograd.grad(got_w, (x, weight), dy),
+        torch.autograd.grad(want_w, (x, weight), dy),
+        strict=True,
+    ):
+        assert_close(a, b, 1e-10)
+
+
+def test_the_bias_chooses_and_does_not_weigh():
+    x, weight, bias = router()
+    bias = torch.zeros(E).double()
+    bias[4] = 5
+    indices, weights = route(x, weight, bias, top_k=1, renormalize=True)
+    assert indices.flatten().tolist() == [4] * T
+    # one expert: not renormalised
+    assert_close(weights[:, 0], torch.sigmoid(x @ weight[4]), 1e-12)
+
+
+def test_router_of_a_bfloat16_model_works_in_float32():
+    x, weight, bias = router(torch.bfloat16)
+    bias = torch.linspace(0, 1e-3, E)  # below the resolution of bf16 beside a score of 0.5
+    x = torch.zeros_like(x)
+    indices, weights = route(x, weight, bias, top_k=2)
+    assert indices[0].tolist() == [E - 1, E - 2]
+    assert weights.dtype == torch.float32
+    assert indices.dtype == torch.int64
+
+
+def test_groups_that_cannot_supply_the_experts_are_refused():
+    x, weight, bias = router()
+    for options in ({"num_groups": 5}, {"num_groups": 4, "topk_group": 5}):
+        with pytest.raises(ShapeError, match="num_groups"):
+            route(x, weight, bias, top_k=K, **options)
+    with pytest.raises(ShapeError, match=r"top_k must lie in 1\.\.3"):
+        route(x, weight, bias, top_k=4, num_groups=4, topk_group=1)
+
+
+@pytest.mark.parametrize("tokens", [1, T])
+@pytest.mark.parametrize("stacked", [True, False])
+def test_experts_equal_the_reference_with_gradients(tokens, stacked):
+    x, weight, bias = router()
+    indices, weights = route(x[:tokens], weight, bias, top_k=K)
+    given = [t.detach().requires_grad_() for t in (x[:tokens], weights, *experts())]
+
+    def fast(x, w, *m):
+        return moe_experts(x, indices, w, *(m if stacked else (list(e) for e in m)))
+
+    def plain(x, w, *m):
+        return moe_experts_reference(x, indices, w, *m, compute_dtype=torch.float64)
+
+    got, want = fast(*given), plain(*given)
+    assert_close(got, want, 1e-10)
+    dy = torch.randn_like(got)
+    for a, b in zip(
+        torch.autograd.grad(got, given, dy), torch.autograd.grad(want, given, dy), strict=True
+    ):
+        assert_close(a, b, 1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_experts_in_low_precision_are_no_worse_than_the_plain_way(dtype):
+    x, weight, bias = router(dtype)
+    indices, weights = route(x, weight, bias, top_k=K)
+    matrices = experts(dtype)
+
+    def plain(x, w1, w2, w3):
+        out = torch.zeros(T, D)
+        for t in range(T):
+            for e, w in zip(indices[t], weights[t], strict=True):
+                h = torch.nn.functional.silu(w1[e] @ x[t]) * (w3[e] @ x[t])
+                out[t] += w * (w2[e] @ h)
+        return out.to(dtype)
+
+    exact = moe_experts_reference(
+        x.double(),
+        indices,
+        weights.double(),
+        *(m.double() for m in matrices),
+        compute_dtype=torch.float64,
+    )
+    got = moe_experts(x, indices, weights, *matrices)
+    assert got.dtype == dtype
+    assert_no_worse(got, plain=plain(x, *matrices), exact=exact)
+
+
+def test_experts_without_a_token_are_not_read():
+    x, weight, bias = router()
+    bias[:4] = -9
+    indices, weights = route(x, weight, bias, top_k=K)
+    matrices = experts()
+    for m in matrices:
+        m[:4] = float("nan")
+    before = [t.clone() for t in (x, indices, weights)]
+    assert torch.isfinite(moe_experts(x, indices, weights, *matrices)).all()
+    assert all(torch.equal(a, b) for a, b in zip((x, indices, weights), before, strict=True))
+
+
+def test_lists_of_different_length_are_refused():
+    x, weight, bias = router()
+    indices, weights = route(x, weight, bias, top_k=K)
+    w1, w2, w3 = experts()
+    with pytest.raises(ShapeError, match="one matrix per expert"):
+        moe_experts(x, indices, weights, list(w1), list(w2[:3]), list(w3))
