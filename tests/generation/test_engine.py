@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_models import marked, tiny
+from small_models import marked, tiny
 
 import interlace
 from closeness import assert_close, error

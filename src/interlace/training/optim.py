@@ -37,8 +37,8 @@ def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
 
 @torch.no_grad()
 def orthogonalize(
-    matrices: Float[Tensor, "n rows cols"], steps: int = 5, dtype: torch.dtype = torch.bfloat16
-) -> Float[Tensor, "n rows cols"]:
+    matrices: Float[Tensor, "count rows cols"], steps: int = 5, dtype: torch.dtype = torch.bfloat16
+) -> Float[Tensor, "count rows cols"]:
     """The nearest (semi-)orthogonal matrices, roughly: singular values between 0.7 and 1.2.
 
     Args:

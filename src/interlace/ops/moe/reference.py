@@ -21,7 +21,7 @@ def route_reference(
     scaling: float = 1.0,
     biased_weights: bool = False,
     compute_dtype: torch.dtype = torch.float32,
-) -> tuple[Int[Tensor, "T chosen"], Float[Tensor, "T k"]]:
+) -> tuple[Int[Tensor, "T chosen"], Float[Tensor, "T chosen"]]:
     """Routing (spec section 7.2), one token at a time; arguments and result as for `route`."""
     chosen, shares = [], []
     for token in x.to(compute_dtype):

@@ -22,7 +22,7 @@ def route(
     renormalize: bool = True,
     scaling: float = 1.0,
     biased_weights: bool = False,
-) -> tuple[Int[Tensor, "T chosen"], Float[Tensor, "T k"]]:
+) -> tuple[Int[Tensor, "T chosen"], Float[Tensor, "T chosen"]]:
     """Choose `top_k` experts for each token, and the weight of each.
 
     Logits, scores and weights are float32 whatever the inputs are (float64 for float64 inputs): a
