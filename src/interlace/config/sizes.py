@@ -195,7 +195,7 @@ def checkpoint_bytes(config: HybridConfig) -> int:
         wide += 3 * config.kda_dim * config.short_conv_kernel_size + config.kda_head_dim
         bias = config.num_experts or 0
     wide = wide * config.num_kda_layers + bias * config.num_moe_layers
-    total = stored_parameters(config) * each + wide * (4 - each)
+    total = stored_parameters(config) * each + wide * (max(each, 4) - each)
     if (config.quantization or {}).get("format") == _MXFP4:
         routed = parameter_groups(config).get("routed_experts", 0)
         # two codes a byte, one scale byte per group

@@ -1,0 +1,262 @@
+"""Opening a checkpoint folder as a model.
+
+    config.json -> HybridConfig -> tensors it implies --+
+    headers of all files --------------------------------+-> refused here, or
+                                                         |
+    model without memory <- one tensor after the other --+   mapped, or read and converted
+
+All names and shapes are checked before the first weight is read. A tensor that is stored in the
+dtype it has in memory stays a private view of the mapped file, with a storage of its own size; any
+other is read and converted alone. So the peak is the model plus one tensor. Nothing is initialised:
+what is not in the files is an error, not random.
+
+Dtypes: the matrices take the dtype that was asked for; `A_log`, `dt_bias` and the router's
+correction bias stay in float32 when that is wider (`interlace.layers.precision`). The router's
+weight is kept like any matrix and widened where it is used. In K3's layout the convolutions and
+`o_norm` are float32 on disk; in memory they follow the matrices.
+"""
+
+import logging
+import mmap
+from collections.abc import Iterable
+from contextlib import ExitStack
+from importlib.resources import files as package_files
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import nn
+
+from interlace.checkpoints.headers import FolderHeaders, TensorHeader, listed, read_folder
+from interlace.checkpoints.inspect import complaint, find_folder
+from interlace.checkpoints.names import EMBEDDING, HEAD, MXFP4, Match, match
+from interlace.checkpoints.tensors import (
+    LOADED_DTYPES,
+    TORCH_DTYPES,
+    as_dtype,
+    is_finite,
+    raw_bytes,
+)
+from interlace.config import PRESETS, HybridConfig
+from interlace.errors import CheckpointError, ConfigError
+from interlace.models import HybridLM
+from interlace.shapes import Tensor
+
+__all__ = ["load"]
+
+log = logging.getLogger("interlace")
+
+BUNDLED = "default"
+# a vocabulary of bytes and a few marks; larger ones are of merged pieces
+_BYTE_VOCABULARY = range(256, 4097)
+_TOKENIZER_FILES = ("tiktoken.model", "tokenizer.json", "tokenizer.model")
+
+
+def load(
+    path: str | Path,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+) -> HybridLM:
+    """The model of a checkpoint folder in the published layout of `kimi_linear` or `kimi_k3`.
+
+    Its `tokenizer` is a `ByteTokenizer` where the vocabulary is one of bytes, and None otherwise.
+
+    Args:
+        path: the folder, or "default" for the bundled model.
+        dtype: of the weights, except those that stay in float32; None takes the config's.
+        device: where the weights go. On "cpu" they may be views of the files, copied when they are
+            written to.
+
+    Raises:
+        ConfigError: a config that cannot be read, or whose model cannot be built yet.
+        CheckpointError: no such folder, a damaged file, or a tensor that is missing, unexpected,
+            mis-shaped, not finite or of a dtype that is not floating.
+        InputError: an unknown dtype.
+    """
+    wanted = None if dtype is None else as_dtype(dtype)[1]
+    folder = _find(path)
+    config = HybridConfig.from_pretrained(folder)
+    _refuse_unbuilt(config, folder)
+    headers = read_folder(folder)
+    found = match(config, headers.tensors)
+    _check(folder, headers, found)
+    if found.skipped:
+        log.info("skipped %d vision tensors: %s", len(found.skipped), listed(found.skipped))
+    with torch.device("meta"):
+        lm = HybridLM(config)
+    lm = lm.to(wanted or LOADED_DTYPES[config.dtype])
+    with ExitStack() as stack:
+        source = _Source(stack, torch.device(device), headers.files)
+        for memory, name in found.sources.items():
+            owner, attribute = _owner(lm, memory)
+            empty = getattr(owner, attribute)
+            value = _shaped(source.read(headers.tensors[name], name, empty.dtype), empty, name)
+            _put(owner, attribute, value)
+        if config.tie_word_embeddings:
+            lm.lm_head.weight = lm.model.embed_tokens.weight
+            if found.tied_head is not None:
+                _check_tied_head(lm, source, headers.tensors[found.tied_head], found.tied_head)
+    _check_whole(lm)
+    lm.tokenizer = _tokenizer(config, folder)
+    return lm
+
+
+# -- before any weight is read
+
+
+def _find(path: str | Path) -> Path:
+    folder = Path(path)
+    if folder.is_dir():
+        return find_folder(folder)
+    if str(path) == BUNDLED:
+        bundled = Path(str(package_files("interlace"))) / "data" / BUNDLED
+        if not bundled.is_dir():
+            raise CheckpointError(
+                "the bundled model is missing from this installation; install it again, or name a "
+                "checkpoint folder."
+            )
+        return find_folder(bundled)
+    if str(path) in PRESETS:
+        raise CheckpointError(
+            f"{path} is a preset and no folder; interlace.build({str(path)!r}) makes one with "
+            "random weights."
+        )
+    return find_folder(folder)
+
+
+def _refuse_unbuilt(config: HybridConfig, folder: Path) -> None:
+    unbuilt = {
+        "Attention Residuals": config.attn_res_block_size is not None,
+        "latent experts": config.routed_expert_hidden_size is not None,
+        "the SiTU activation": config.hidden_act == "situ",
+    }
+    features = [name for name, used in unbuilt.items() if used]
+    if config.quantization is not None:
+        form = config.quantization.get("format")
+        features.append("packed MXFP4 weights" if form == MXFP4 else f"quantised weights ({form})")
+    if features:
+        raise ConfigError(
+            f"the model in {folder} has {', '.join(features)}, which this version cannot run; its "
+            "config can be read and sized."
+        )
+
+
+def _check(folder: Path, headers: FolderHeaders, found: Match) -> None:
+    wrong = complaint(found)
+    if wrong is not None:
+        raise CheckpointError(f"{folder} does not fit its config: it {wrong}.")
+    used = [*found.sources.values(), *([found.tied_head] if found.tied_head else [])]
+    others = [name for name in used if headers.tensors[name].dtype not in TORCH_DTYPES]
+    if others:
+        shown = (f"{name} is {headers.tensors[name].dtype}" for name in others)
+        raise CheckpointError(
+            f"the tensors of {folder} must be {', '.join(TORCH_DTYPES)}, but {listed(shown)}; "
+            "quantised weights cannot be read without their scales."
+        )
+
+
+# -- one tensor after the other
+
+
+class _Source:
+    """The bytes of the files: mapped where they can stay as they are, read where they cannot."""
+
+    def __init__(self, stack: ExitStack, device: torch.device, files: Iterable[Path]) -> None:
+        self.device = device
+        self.streams: dict[Path, BinaryIO] = {}
+        self.mappings: dict[Path, mmap.mmap] = {}
+        for file in files:
+            self.streams[file] = stack.enter_context(file.open("rb"))
+
+    def read(self, header: TensorHeader, name: str, dtype: torch.dtype) -> Tensor:
+        """One tensor in `dtype` on the device, refused when it is not finite."""
+        stored = TORCH_DTYPES[header.dtype]
+        mapped = stored == dtype and header.start % dtype.itemsize == 0
+        value = (self._map if mapped else self._copy)(header, stored).view(header.shape)
+        result = value.to(device=self.device, dtype=dtype)
+        if not is_finite(result):
+            if is_finite(value):
+                raise CheckpointError(
+                    f"{header.file}: {name} does not fit {dtype}; load it in a wider dtype."
+                )
+            raise CheckpointError(
+                f"{header.file}: {name} holds values that are not finite; the file is damaged, or "
+                "the training run that wrote it had diverged."
+            )
+        return result
+
+    def _map(self, header: TensorHeader, dtype: torch.dtype) -> Tensor:
+        if header.nbytes == 0:
+            return torch.empty(0, dtype=dtype)
+        file = header.file
+        if file not in self.mappings:
+            # private: writing to a weight copies its page and leaves the file alone
+            number = self.streams[file].fileno()
+            self.mappings[file] = mmap.mmap(number, 0, access=mmap.ACCESS_COPY)
+        return torch.frombuffer(
+            self.mappings[file],
+            dtype=dtype,
+            count=header.nbytes // dtype.itemsize,
+            offset=header.start,
+        )
+
+    def _copy(self, header: TensorHeader, dtype: torch.dtype) -> Tensor:
+        value = torch.empty(header.nbytes // dtype.itemsize, dtype=dtype)
+        stream = self.streams[header.file]
+        stream.seek(header.start)
+        target = raw_bytes(value)
+        while target:
+            count = stream.readinto(target)  # type: ignore[attr-defined]
+            if not count:
+                raise CheckpointError(f"{header.file} became shorter while it was read.")
+            target = target[count:]
+        return value
+
+
+def _shaped(value: Tensor, empty: Tensor, name: str) -> Tensor:
+    """The tensor in the shape it has in memory; only `A_log` and convolutions differ on disk."""
+    if value.numel() > empty.numel():
+        heads = empty.numel()
+        if bool(value.flatten()[heads:].any()):
+            raise CheckpointError(
+                f"{name} must be zero behind its {heads} heads (it is padded to {value.numel()}), "
+                "but is not; the config has too few heads."
+            )
+        return value.flatten()[:heads].clone()
+    return value.view(empty.shape)
+
+
+def _owner(lm: HybridLM, name: str) -> tuple[nn.Module, str]:
+    parent, _, attribute = name.rpartition(".")
+    return lm.get_submodule(parent), attribute
+
+
+def _put(owner: nn.Module, attribute: str, value: Tensor) -> None:
+    if attribute in owner._parameters:
+        value = nn.Parameter(value)
+    setattr(owner, attribute, value)
+
+
+def _check_tied_head(lm: HybridLM, source: _Source, header: TensorHeader, name: str) -> None:
+    embedding = lm.model.embed_tokens.weight
+    if not torch.equal(source.read(header, name, embedding.dtype), embedding):
+        raise CheckpointError(
+            f"{header.file}: {name} must equal {EMBEDDING}, because the config ties them "
+            "(tie_word_embeddings), but differs; correct the config."
+        )
+
+
+def _check_whole(lm: HybridLM) -> None:
+    """Our own promise: the table of names is the module tree, so nothing is left without memory."""
+    tensors = [*lm.named_parameters(), *lm.named_buffers()]
+    empty = [name for name, value in tensors if value.is_meta and name != HEAD]
+    assert not empty, f"no tensor was read for {listed(empty)}"
+
+
+def _tokenizer(config: HybridConfig, folder: Path) -> object:
+    foreign = any((folder / name).exists() for name in _TOKENIZER_FILES)
+    if foreign or config.vocab_size not in _BYTE_VOCABULARY:
+        return None
+    from interlace.text import ByteTokenizer
+
+    return ByteTokenizer(config.vocab_size, config.bos_token_id, config.eos_token_id)
