@@ -201,7 +201,8 @@ def test_b96_the_row_term_has_no_bias(dtype, spread, allowed):
     true = torch.autograd.grad(wanted, doubles[0], weight)[0]
     p = torch.softmax(doubles[0], -1)
     error = (((gradient - true) / p)[..., 0] / wanted[..., 0].abs()).detach()
-    assert abs(float(error.mean())) < (5e-8 if dtype == torch.float32 else 5e-5)
+    # in bf16 dS is a multiple of v's unit plus 3e-4, and its own rounding drops a part of that
+    assert abs(float(error.mean())) < (5e-8 if dtype == torch.float32 else 2e-4)
 
 
 def test_shapes_that_do_not_fit_are_named():
