@@ -18,7 +18,7 @@ __all__ = ["attention_rebuilt", "choose_latent_attention", "latent_attention"]
 
 LATENT_BLOCK = 512
 QUERY_BLOCK = 256
-# Queries of one call from which rebuilding is the faster way (README: counted and measured).
+# Queries of one call from which rebuilding is the faster way (README: by count of operations).
 CROSSOVER = 170
 
 
