@@ -330,10 +330,12 @@ class _Chunked(torch.autograd.Function):
         if state is not None:
             S.copy_(state.reshape(S.shape))
         out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-        kept = []
+        kept: list[Tensor] = []
+        learns = any(ctx.needs_input_grad)
         for a in range(0, tokens, chunk):
             b = min(a + chunk, tokens)
-            kept.append(S)
+            if learns:
+                kept.append(S)
             run = _run_chunk(call, first, segment, S, a, b, scale, fixed)
             before = run.states[:-1].view(-1, key_dim, value_dim)
             o = torch.bmm(run.kq_start[:, TILE:], before).baddbmm_(run.scores[:, TILE:], run.U)
