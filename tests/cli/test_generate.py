@@ -14,7 +14,7 @@ from interlace.config import sizes
 from interlace.generation import memory
 
 TINY = ["generate", "kimi-linear-tiny"]
-ASK = [*TINY, "--prompt", "def f():", "--max-tokens", "12"]
+ASK = [*TINY, "--prompt", "def f():", "--max-tokens", "6"]
 
 
 def stdin(monkeypatch, data: bytes):
@@ -31,7 +31,7 @@ def result(capsys, argv):
 def test_text_is_on_standard_output_and_the_numbers_behind_it(capsys):
     out, err = result(capsys, ASK)
     lm = interlace.build("kimi-linear-tiny")
-    assert out == interlace.generate(lm, "def f():", max_tokens=12)
+    assert out == interlace.generate(lm, "def f():", max_tokens=6)
     rows = [line.split("  ") for line in err.splitlines() if line]
     assert [row[1].strip() for row in rows] == [
         "model",
@@ -41,7 +41,7 @@ def test_text_is_on_standard_output_and_the_numbers_behind_it(capsys):
         "delta state",
         "if expanded",
     ]
-    for part in ("8 tokens", "12 tokens", "tokens/s", "19 tokens in room for 20", "random weights"):
+    for part in ("8 tokens", "6 tokens", "tokens/s", "13 tokens in room for 14", "random weights"):
         assert part in err
     assert err.count(" KB (") + err.count(" B ") >= 2
 
@@ -56,13 +56,13 @@ def test_json_holds_the_numbers_and_the_text(capsys):
         "seed": 3,
         "dtype": "bfloat16",
         "prompt_tokens": 8,
-        "new_tokens": 12,
+        "new_tokens": 6,
         "finish_reason": "length",
-        "cached_tokens": 19,
-        "capacity": 20,
-        "latent_bytes": sizes.latent_cache_bytes(config, 1, 20, "bfloat16"),
+        "cached_tokens": 13,
+        "capacity": 14,
+        "latent_bytes": sizes.latent_cache_bytes(config, 1, 14, "bfloat16"),
         "state_bytes": sizes.delta_state_bytes(config, 1, "bfloat16"),
-        "expanded_bytes": sizes.expanded_cache_bytes(config, 1, 20, "bfloat16"),
+        "expanded_bytes": sizes.expanded_cache_bytes(config, 1, 14, "bfloat16"),
     }
     assert {key: got[key] for key in expected} == expected
     assert got["prefill_tokens_per_second"] > 0
