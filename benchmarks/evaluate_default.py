@@ -1,15 +1,18 @@
-"""Judge the bundled model on files it has not seen; writes benchmarks/results/evaluate_default.{json,md}.
+"""Judge the bundled model on files it has not seen.
 
-Run by `make evaluate`. What is measured was written down before the model was trained:
+Run by `make evaluate`; writes benchmarks/results/evaluate_default.{json,md}. What is measured was
+written down before the model was trained:
 
-1. Bits per byte over the held-out files, each started with an empty context (total bits over total bytes),
-   beside `xz -9e` of the same files in manifest order, and beside xz that has read the training text first.
+1. Bits per byte over the held-out files, each started with an empty context (total bits over total
+   bytes), beside `xz -9e` of the same files in manifest order, and beside xz that has read the
+   training text first.
 2. Samples: ten held-out files, 512 bytes continued after the first 1,024 of each, temperature 0.8,
-   top-p 0.95, seeds 0 to 2. Complete non-empty lines that `tokenize` accepts; loops of a period under 40
-   bytes that run for 160; 64-byte spans that stand in the training text. The same for the files' own
-   continuation, and for the greedy one (reported only).
+   top-p 0.95, seeds 0 to 2. Complete non-empty lines that `tokenize` accepts; loops of a period
+   under 40 bytes that run for 160; 64-byte spans that stand in the training text. The same for the
+   files' own continuation, and for the greedy one (reported only).
 
-It needs the standard library of the Python version in the manifest; on another it says which files differ.
+It needs the standard library of the Python version in the manifest; on another it says which files
+differ.
 """
 
 import argparse
@@ -44,7 +47,7 @@ def line_passes(line: str) -> bool:
 
 
 def complete_lines(text: bytes) -> list[str]:
-    """Non-empty lines with both ends inside `text`: what stands before the first break and after the last is cut."""
+    """Non-empty lines with both ends inside `text`; what is cut at either end does not count."""
     lines = text.decode(errors="replace").split("\n")[1:-1]
     return [line for line in lines if line.strip()]
 
@@ -147,7 +150,8 @@ def main() -> None:
 
 def report(result: dict) -> str:
     rows = "\n".join(
-        f"| {name} | {r['lines']} | {r['lines_pass']:.3f} | {r['looping']} | {r['spans_in_training_text']:.4f} |"
+        f"| {name} | {r['lines']} | {r['lines_pass']:.3f} | {r['looping']} "
+        f"| {r['spans_in_training_text']:.4f} |"
         for name, r in (
             ("the files' own", result["files_own"]),
             ("sampled", result["sampled"]),
@@ -159,7 +163,7 @@ def report(result: dict) -> str:
     )
     return f"""# The bundled model on files it has not seen
 
-{result["held_out_files"]} files, {result["held_out_bytes"]:,} bytes, each started with an empty context.
+{result["held_out_files"]} files, {result["held_out_bytes"]:,} bytes, each from an empty context.
 
 | | bits per byte |
 |---|---:|
@@ -169,7 +173,7 @@ def report(result: dict) -> str:
 
 Ratio to xz -9e: {result["ratio_to_xz"]:.4f}.
 
-| continuation of ten files | complete lines | share that tokenize | looping | 64-byte spans found in the training text |
+| continuation of ten files | complete lines | share that tokenize | looping | spans from training |
 |---|---:|---:|---:|---:|
 {rows}
 

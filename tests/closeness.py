@@ -1,4 +1,4 @@
-"""The one comparison of the test suite: max |a - b| / max(1, max |b|), with the worst index in the message."""
+"""The one comparison of the tests: max |a - b| / max(1, max |b|); messages name the worst index."""
 
 import torch
 from torch import Tensor
@@ -34,6 +34,6 @@ def assert_close(got: Tensor, exact: Tensor, tolerance: float, what: str = "resu
 def assert_no_worse(
     got: Tensor, *, plain: Tensor, exact: Tensor, factor: float = 2.0, what: str = "result"
 ) -> None:
-    """Assert that `got` is at most `factor` times as far from `exact` as `plain`, plus the slack of its dtype."""
+    """Assert that `got` is at most `factor` times as far from `exact` as `plain`, plus a slack."""
     bound = factor * error(plain, exact) + SLACK[got.dtype]
     assert_close(got, exact, bound, what)

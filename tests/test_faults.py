@@ -30,7 +30,6 @@ FEATURES = {
     "interior states": ["ops:interior_state*", "caches:interior_state*"],
     "planner": ["planner"],
     "prefix store": ["generation:prefix*", "caches:prefix*", "server:prefix*"],
-    "quantised caches": ["caches:quant*"],
     "packed weights": ["checkpoints:*mxfp4*", "checkpoints:quant*", "ops:*mxfp4*"],
     "server": ["server"],
     "speculation": ["generation:specul*", "generation:draft*"],

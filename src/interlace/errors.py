@@ -10,8 +10,9 @@
     |-- NonFiniteError      (RuntimeError)  a training step met a tensor that is not finite
     `-- BackendUnavailable  (RuntimeError)  a kernel asked for by name cannot take this call
 
-Every message says what must hold, what came, and what to do. The command line turns any of them into
-one sentence on standard error and exit status 2 (1 for `NonFiniteError`: the run started and failed).
+Every message says what must hold, what came, and what to do. The command line turns any of them
+into one sentence on standard error and exit status 2 (1 for `NonFiniteError`: the run started and
+failed).
 """
 
 __all__ = [

@@ -11,8 +11,9 @@ One meaning per letter, everywhere in the library:
     P  width of the shared key        L  layers
     V  value width
 
-`S` counts the sequences of a packed batch. Everything else is spelled out. The KDA state is `[B, H, K, V]` in float32; the latent cache is
-`[B, M, R + P]` and holds the latent after its norm, then the shared key.
+`S` counts the sequences of a packed batch. Everything else is spelled out. The KDA state is
+`[B, H, K, V]` in float32; the latent cache is `[B, M, R + P]` and holds the latent after its norm,
+then the shared key.
 """
 
 from jaxtyping import Bool as Bool
