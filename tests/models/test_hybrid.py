@@ -32,7 +32,8 @@ def small(**changes) -> HybridConfig:
 
 
 def lively(lm: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
-    """Weights large enough, and norms and biases far enough from their start, for every term to show."""
+    """Weights large enough, norms and biases far enough from their start, for every term to
+    show."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in lm.named_parameters():

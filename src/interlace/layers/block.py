@@ -39,7 +39,7 @@ class Block(nn.Module):
             self.mlp = MLP(config.hidden_size, config.intermediate_size)
 
     def forward(self, x: Float[Tensor, "B T D"], **context: Any) -> Float[Tensor, "B T D"]:
-        """Apply mixer and feed-forward; `context` (cache, lengths, cu_seqlens) goes to the mixer."""
+        """Apply mixer and feed-forward; `context` (cache, lengths, cu_seqlens) is for the mixer."""
         x = x + self.self_attn(self.input_layernorm(x), **context)
         feed_forward = self.block_sparse_moe if self.is_moe else self.mlp
         out: Tensor = x + feed_forward(self.post_attention_layernorm(x))

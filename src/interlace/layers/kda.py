@@ -5,8 +5,8 @@
     S <- (I - beta k k^T) Diag(exp g) S + beta k v^T,  o = S^T q
     y = o_proj( sigmoid(gate(x)) * RMSNorm(o) )
 
-Spec section 5; the recurrence is equation (1) of both reports. The gate here normalises, then gates;
-the one of Gated MLA has the same name on disk (`g_proj`) and gates without a norm.
+Spec section 5; the recurrence is equation (1) of both reports. The gate here normalises, then
+gates; the one of Gated MLA has the same name on disk (`g_proj`) and gates without a norm.
 """
 
 import math
@@ -27,7 +27,7 @@ __all__ = ["KimiDeltaAttention", "ShortConvolution"]
 
 
 class ShortConvolution(nn.Module):
-    """The weight `[H*K, 1, W]` of one depthwise causal convolution, tap W-1 on the current token."""
+    """The weight `[H*K, 1, W]` of a depthwise causal convolution, tap W-1 on the current token."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class KimiDeltaAttention(KeepFloat32, nn.Module):
         Args:
             x: normed input.
             cache: state and convolution windows before the first token of `x`.
-            lengths: real tokens of each right-padded row; the rest changes neither output nor state.
+            lengths: real tokens of each right-padded row; the rest changes no output and no state.
             cu_seqlens: offsets of packed sequences in the rows laid end to end; no cache then.
         """
         rows: dict[str, Any] = {"lengths": lengths, "cu_seqlens": cu_seqlens}

@@ -38,13 +38,15 @@ class MoE(nn.Module):
 
     Args:
         config: sizes and routing; see `interlace.ops.moe.route`.
-        biased_weights: weight the experts by the biased scores, as Kimi Linear's own remote code does
-            (spec section 7.2); everybody else, and the default here, uses the unbiased ones.
+        biased_weights: weight the experts by the biased scores, as Kimi Linear's own remote code
+            does (spec section 7.2); everybody else, and the default here, uses the unbiased ones.
     """
 
     def __init__(self, config: HybridConfig, biased_weights: bool = False) -> None:
         super().__init__()
-        assert config.num_experts and config.num_experts_per_token and config.moe_intermediate_size
+        assert config.num_experts
+        assert config.num_experts_per_token
+        assert config.moe_intermediate_size
         self.config = config
         self.biased_weights = biased_weights
         width = config.moe_intermediate_size

@@ -1,6 +1,7 @@
 """Parameters that stay in float32 when the module around them is narrowed.
 
-`A_log` and `dt_bias` feed an exponential that is applied once per token and remembered by the state,
+`A_log` and `dt_bias` feed an exponential that is applied once per token and remembered by the
+state,
 and a router's correction bias decides which experts win; the published checkpoints keep them in
 float32 (spec sections 5 and 9, traps 14 and 31). `module.bfloat16()` must not change them.
 """
@@ -26,10 +27,10 @@ class KeepFloat32(nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "KeepFloat32":
         before = {name: getattr(self, name).detach() for name in self.kept_float32}
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, old in before.items():
             now = getattr(self, name)
             if now.dtype.itemsize < torch.float32.itemsize:
-                # taken from the tensor as it was: what the narrowing lost must not come back as zeros
+                # from the tensor as it was: what the narrowing lost must not come back as zeros
                 now.data = old.to(device=now.device, dtype=torch.float32)
         return self

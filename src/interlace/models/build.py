@@ -45,8 +45,9 @@ def build(
 def init_weights(lm: HybridLM, seed: int = 0) -> None:
     """Initialise every parameter of `lm` as in the reports (spec section 5, "Initialisation").
 
-    Matrices and embeddings are N(0, `initializer_range`), norms are one, the rest is up to its layer.
-    Values are drawn in float32 on the CPU, in the order of the module tree, from a generator of their own.
+    Matrices and embeddings are N(0, `initializer_range`), norms are one, the rest is up to its
+    layer. Values are drawn in float32 on the CPU, in the order of the module tree, from a generator
+    of their own.
     """
     generator = torch.Generator().manual_seed(seed)
     std = lm.config.initializer_range
@@ -61,15 +62,15 @@ def init_weights(lm: HybridLM, seed: int = 0) -> None:
             values = torch.empty(module.weight.shape).normal_(0, std, generator=generator)
             module.weight.data.copy_(values)
             if isinstance(module, Router):
-                module.e_score_correction_bias.zero_()  # type: ignore[operator]
-        elif not isinstance(module, ShortConvolution) and isinstance(
-            getattr(module, "weight", None), nn.Parameter
-        ):
-            module.weight.data.fill_(1)  # type: ignore[union-attr]
+                module.e_score_correction_bias.zero_()
+        elif not isinstance(module, ShortConvolution):
+            weight = getattr(module, "weight", None)
+            if isinstance(weight, nn.Parameter):
+                weight.data.fill_(1)
 
 
 def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """The torch dtype of a name such as "bfloat16"; only the floating dtypes that weights may have."""
+    """The torch dtype of a name such as "bfloat16"; only those that weights may have."""
     if isinstance(dtype, torch.dtype):
         return dtype
     names = {

@@ -33,10 +33,11 @@ class Stack(nn.Module):
 class HybridLM(nn.Module):
     """A language model of KDA and Gated MLA layers.
 
-    Weights are left as PyTorch allocates them; `interlace.build` initialises, `interlace.load` reads.
+    Weights are left as PyTorch allocates them: `interlace.build` draws and `interlace.load` reads.
 
     Args:
-        config: the architecture. Attention Residuals, latent experts and SiTU are not built yet and refused.
+        config: the architecture. Attention Residuals, latent experts and SiTU are not built yet and
+            refused.
     """
 
     def __init__(self, config: HybridConfig) -> None:
@@ -67,12 +68,13 @@ class HybridLM(nn.Module):
             cache: what the model remembers of the tokens before; it is advanced. Any split of a
                 sequence into calls gives the same logits.
             lengths: real tokens of each right-padded row; logits of padding mean nothing.
-            cu_seqlens: offsets of packed sequences in the rows laid end to end, from 0 to B*T; every row
-                start is one. No sequence sees another. Not together with `cache` or `lengths`.
+            cu_seqlens: offsets of packed sequences in the rows laid end to end, from 0 to B*T;
+                every
+                row start is one. No sequence sees another. Not together with `cache` or `lengths`.
             last_only: only the logits after the last (real) token of each row.
 
         Returns:
-            float32 (float64 in a float64 model) `[B, T, vocab]`, or `[B, 1, vocab]` when `last_only`.
+            float32 (float64 in a float64 model) `[B, T, vocab]`; `[B, 1, vocab]` when `last_only`.
 
         Raises:
             InputError: an id out of range, an empty call, or arguments that exclude each other.
@@ -91,7 +93,8 @@ class HybridLM(nn.Module):
             if cache.batch != tokens.shape[0] or len(cache.layers) != len(caches):
                 raise CacheError(
                     f"the cache must be for {tokens.shape[0]} rows of {len(caches)} layers, got "
-                    f"{cache.batch} rows of {len(cache.layers)} layers; make one with lm.new_cache(batch)."
+                    f"{cache.batch} rows of {len(cache.layers)} layers; make one with "
+                    "lm.new_cache(batch)."
                 )
             caches = list(cache.layers)
         x = self.model.embed_tokens(tokens)  # [B, T, D]
@@ -132,7 +135,8 @@ class HybridLM(nn.Module):
         low, high = (int(t) for t in torch.aminmax(tokens))
         if low < 0 or high >= self.config.vocab_size:
             raise InputError(
-                f"token ids must lie in 0..{self.config.vocab_size - 1}, got {low if low < 0 else high}; "
+                f"token ids must lie in 0..{self.config.vocab_size - 1}, "
+                f"got {low if low < 0 else high}; "
                 "the tokenizer does not belong to this model."
             )
 
@@ -162,7 +166,8 @@ class HybridLM(nn.Module):
             )
         if values[0] != 0 or values[-1] != tokens.numel():
             raise ShapeError(
-                f"cu_seqlens must run from 0 to B*T = {tokens.numel()}, got {values[0]} to {values[-1]}."
+                f"cu_seqlens must run from 0 to B*T = {tokens.numel()}, "
+                f"got {values[0]} to {values[-1]}."
             )
         starts = set(values)
         missing = [row for row in range(0, tokens.numel(), tokens.shape[1]) if row not in starts]
