@@ -5,10 +5,21 @@ import torch
 import interlace
 from interlace.config import HybridConfig, preset
 
+DENSE = {
+    "num_experts": None,
+    "num_experts_per_token": None,
+    "moe_intermediate_size": None,
+    "num_shared_experts": 0,
+    "first_k_dense_replace": 0,
+    "routed_scaling_factor": 1.0,
+}
+
 
 def tiny(seed: int = 0, **changes) -> interlace.HybridLM:
-    """`kimi-linear-tiny`, with matrices of unit gain."""
-    config: HybridConfig = preset("kimi-linear-tiny").replace(**changes)
+    """KDA, Gated MLA, KDA, as wide as `kimi-linear-tiny`, with matrices of unit gain."""
+    layers = {"num_hidden_layers": 3, "kda_layers": (1, 3), "full_attn_layers": (2,)}
+    fields = {**DENSE, **layers, **changes}
+    config: HybridConfig = preset("kimi-linear-tiny").replace(**fields)
     lm = interlace.build(config, seed=seed)
     generator = torch.Generator().manual_seed(seed + 100)
     with torch.no_grad():

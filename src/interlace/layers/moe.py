@@ -16,6 +16,8 @@ class Router(KeepFloat32, nn.Module):
     """The weight `[E, D]` of the router and the bias `[E]` that only decides who is chosen."""
 
     kept_float32 = ("e_score_correction_bias",)
+    e_score_correction_bias: Tensor
+    e_score_correction_bias: Tensor
 
     def __init__(self, hidden_size: int, num_experts: int) -> None:
         super().__init__()
@@ -64,7 +66,6 @@ class MoE(nn.Module):
         """Route every token of `x` by itself."""
         config, rows = self.config, x.flatten(0, -2)  # [B*T, D]
         bias = self.gate.e_score_correction_bias
-        assert isinstance(bias, Tensor)
         assert config.num_experts_per_token is not None
         indices, weights = route(
             rows,

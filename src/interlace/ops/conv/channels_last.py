@@ -3,11 +3,14 @@
     y_t = silu( w_3 x_t + w_2 x_{t-1} + w_1 x_{t-2} + w_0 x_{t-3} )       (depthwise; W = 4)
 
 Rows `[B, T, D]` are the memory of an image `[B, D, 1, T]` with the channels last, which the library
-convolves and differentiates as it lies. In front of each row go the W - 1 inputs of its state; a
+convolves as it lies. In front of each row go the W - 1 inputs of its state; a
 packed batch has such a front before every segment, so that no boundary needs a test.
 """
 
+from typing import Any
+
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d, silu
 
 from interlace.errors import ShapeError
@@ -15,6 +18,9 @@ from interlace.ops.delta_rule.packing import read_offsets
 from interlace.shapes import Float, Int, Tensor
 
 __all__ = ["short_conv"]
+
+# Tokens whose products stay in a core's cache at common widths.
+BLOCK = 256
 
 
 def short_conv(
@@ -64,14 +70,66 @@ def short_conv(
 
 def _convolve(inputs: Tensor, weight: Tensor, activation: bool) -> Tensor:
     """One output for each input behind the first W - 1, in the dtype of the inputs."""
-    width = weight.shape[1]
-    if inputs.shape[1] < width:
+    if inputs.shape[1] < weight.shape[1]:
         return inputs[:, :0]
     dtype = torch.promote_types(inputs.dtype, weight.dtype)
-    image = inputs.to(dtype).mT.unsqueeze(2)  # [B, D, 1, W-1+T]
-    y = conv2d(image, weight.to(dtype)[:, None, None], groups=weight.shape[0])
-    y = y.squeeze(2).mT  # [B, T, D]
+    y: Tensor = _Depthwise.apply(inputs.to(dtype), weight.to(dtype))  # type: ignore[no-untyped-call]
     return (silu(y) if activation else y).to(inputs.dtype)
+
+
+class _Depthwise(torch.autograd.Function):
+    """The library's convolution and gradient of its input, and our own gradient of the taps.
+
+    The library's gradient of the taps takes longer than all the rest, many times so in bf16.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        y = conv2d(_image(inputs), weight[:, None, None], groups=weight.shape[0])
+        return y.squeeze(2).mT  # [B, T, D]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        inputs, weight = ctx.saved_tensors
+        dinputs = dweight = None
+        if ctx.needs_input_grad[0]:
+            dy = dy.contiguous()
+            options = ([1, 1], [0, 0], [1, 1], False, [0, 0], weight.shape[0])
+            image = torch.ops.aten.convolution_backward(
+                _image(dy),
+                _image(inputs),
+                weight[:, None, None],
+                None,
+                *options,
+                [True, False, False],
+            )[0]
+            dinputs = image.squeeze(2).mT
+        if ctx.needs_input_grad[1]:
+            dweight = _taps_gradient(dy, inputs, weight)
+        return dinputs, dweight
+
+
+def _image(rows: Tensor) -> Tensor:
+    """Rows `[B, T, D]` as `[B, D, 1, T]`, the same memory."""
+    return rows.mT.unsqueeze(2)
+
+
+def _taps_gradient(dy: Tensor, inputs: Tensor, weight: Tensor) -> Tensor:
+    """Sum over rows and tokens of dy_t * x_{t-s}, tap by tap, in float32 and in blocks."""
+    width, tokens = weight.shape[1], dy.shape[1]
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    total = torch.zeros(width, weight.shape[0], dtype=wide, device=dy.device)
+    # the taps share a block while it is in the cache; a GPU would rather have few large products
+    size = BLOCK if dy.device.type == "cpu" else tokens
+    for start in range(0, tokens, size):
+        end = min(start + size, tokens)
+        for grad, seen in zip(dy[:, start:end], inputs[:, start : end + width - 1], strict=True):
+            grad, seen = grad.to(wide), seen.to(wide)
+            for tap in range(width):
+                total[tap] += (grad * seen[tap : tap + end - start]).sum(0)
+    return total.t().to(weight.dtype)
 
 
 def _packed(
