@@ -17,7 +17,6 @@ class Router(KeepFloat32, nn.Module):
 
     kept_float32 = ("e_score_correction_bias",)
     e_score_correction_bias: Tensor
-    e_score_correction_bias: Tensor
 
     def __init__(self, hidden_size: int, num_experts: int) -> None:
         super().__init__()
