@@ -248,9 +248,9 @@ def test_context_beyond_the_memory_is_refused_before_work(lm, monkeypatch, logit
 def test_chunk_shrinks_where_memory_is_short(lm, monkeypatch):
     config = lm.config
     fixed = sizes.cache_bytes(config, 1, 700) + 16 * 700
-    room = fixed + prefill_activation_bytes(config, 1, 128, 700)
+    room = fixed + prefill_activation_bytes(config, 1, 256, 700)
     monkeypatch.setattr(engine, "available", lambda: memory.Available(room, "the system"))
-    assert interlace.stream(lm, "x" * 690, max_tokens=10).result.prefill_chunk == 128
+    assert interlace.stream(lm, "x" * 690, max_tokens=10).result.prefill_chunk == 256
     with pytest.raises(MemoryLimitError, match="activations"):
         interlace.stream(lm, "x" * 690, max_tokens=10, prefill_chunk=512)
     monkeypatch.setattr(engine, "available", lambda: None)
