@@ -170,7 +170,7 @@ def read_manifest(path: Path, root: Path | None = None) -> Corpus:
         if (
             text is None
             or len(text) != file.size
-            or False
+            or hashlib.sha256(text).hexdigest() != file.sha256
         ):
             differing.append(file.path)
             continue

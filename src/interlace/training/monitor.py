@@ -23,7 +23,7 @@ _SCORED_ROWS, _SCORED_TOKENS = 4, 512
 @torch.no_grad()
 def mixer_report(
     lm: HybridLM, subset: EvalSubset, base: float | None = None
-) -> list[dict[str, float]]:
+) -> list[dict[str, int | float]]:
     """One record per Gated MLA layer: 0-based "layer", "spread", "top_mass", "worth".
 
     Args:
