@@ -44,7 +44,7 @@ def test_decays_start_log_uniform(bound):
     lm = model(gate_lower_bound=bound, kda_num_heads=6, kda_head_dim=40)
     apply_init(lm, ModelRecipe(decay_range=(5e-4, 0.5)), (), seed=1)
     layer = lm.model.layers[0].self_attn
-    z, rate = layer.dt_bias.unflatten(0, (6, 40)), layer.A_log.exp()[:, None]
+    z, rate = layer.dt_bias.detach().unflatten(0, (6, 40)), layer.A_log.detach().exp()[:, None]
     decay = 5 * torch.sigmoid(rate * z) if bound else rate * torch.nn.functional.softplus(z)
     assert 5e-4 * 0.99 <= float(decay.min()) < 1e-3
     assert 0.25 < float(decay.max()) <= 0.5 * 1.01
