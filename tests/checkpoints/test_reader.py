@@ -324,11 +324,10 @@ def test_a_path_that_is_no_checkpoint_is_told(folder, monkeypatch, path, words):
 
 
 def test_the_bundled_model_is_found_or_told(folder, monkeypatch, tmp_path):
-    monkeypatch.setattr(reader, "package_files", lambda _: tmp_path)
+    monkeypatch.setattr(reader, "BUNDLED_FOLDER", tmp_path / "default")
     with pytest.raises(CheckpointError, match="bundled model is missing"):
         interlace.load("default")
-    (tmp_path / "data").mkdir()
-    folder.rename(tmp_path / "data" / "default")
+    folder.rename(tmp_path / "default")
     assert_same(interlace.load("default"), model())
 
 

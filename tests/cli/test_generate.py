@@ -177,7 +177,7 @@ def test_unknown_model_lists_what_there_is(capsys):
 
 
 def test_missing_bundled_model_is_told(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(cli_models, "BUNDLED", tmp_path)
+    monkeypatch.setattr(cli_models, "BUNDLED_FOLDER", tmp_path)
     refused(capsys, ["generate", "--prompt", "a"], "bundled model is missing")
 
 

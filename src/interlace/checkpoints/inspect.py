@@ -14,7 +14,10 @@ from interlace.checkpoints.names import Match, match
 from interlace.config import HybridConfig
 from interlace.errors import CheckpointError
 
-__all__ = ["Summary", "complaint", "find_folder", "inspect"]
+__all__ = ["BUNDLED_FOLDER", "Summary", "complaint", "find_folder", "inspect"]
+
+BUNDLED_FOLDER = Path(__file__).parents[1] / "bundled" / "default"
+"""Where the bundled model `default` lies in an installation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ import logging
 import mmap
 from collections.abc import Iterable
 from contextlib import ExitStack
-from importlib.resources import files as package_files
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,7 +27,7 @@ import torch
 from torch import nn
 
 from interlace.checkpoints.headers import FolderHeaders, TensorHeader, listed, read_folder
-from interlace.checkpoints.inspect import complaint, find_folder
+from interlace.checkpoints.inspect import BUNDLED_FOLDER, complaint, find_folder
 from interlace.checkpoints.names import EMBEDDING, HEAD, MXFP4, Match, match
 from interlace.checkpoints.tensors import (
     LOADED_DTYPES,
@@ -46,7 +45,6 @@ __all__ = ["load"]
 
 log = logging.getLogger("interlace")
 
-BUNDLED = "default"
 # a vocabulary of bytes and a few marks; larger ones are of merged pieces
 _BYTE_VOCABULARY = range(256, 4097)
 _TOKENIZER_FILES = ("tiktoken.model", "tokenizer.json", "tokenizer.model")
@@ -108,14 +106,13 @@ def _find(path: str | Path) -> Path:
     folder = Path(path)
     if folder.is_dir():
         return find_folder(folder)
-    if str(path) == BUNDLED:
-        bundled = Path(str(package_files("interlace"))) / "data" / BUNDLED
-        if not bundled.is_dir():
+    if str(path) == "default":
+        if not BUNDLED_FOLDER.is_dir():
             raise CheckpointError(
                 "the bundled model is missing from this installation; install it again, or name a "
                 "checkpoint folder."
             )
-        return find_folder(bundled)
+        return find_folder(BUNDLED_FOLDER)
     if str(path) in PRESETS:
         raise CheckpointError(
             f"{path} is a preset and no folder; interlace.build({str(path)!r}) makes one with "

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import interlace
+from interlace.checkpoints.inspect import BUNDLED_FOLDER
 from interlace.config import PRESETS, HybridConfig, preset
 from interlace.errors import InputError
 
 if TYPE_CHECKING:
     from interlace.models import HybridLM
 
-__all__ = ["BUNDLED", "Model", "find"]
+__all__ = ["Model", "find"]
 
-BUNDLED = Path(interlace.__file__).parent / "bundled" / "default"
-"""Where the bundled model lies."""
 
 log = logging.getLogger("interlace")
 
@@ -64,12 +63,12 @@ def find(name: str) -> Model:
         ConfigError: a folder whose config cannot be read.
     """
     if name == "default":
-        if not (BUNDLED / "config.json").is_file():
+        if not (BUNDLED_FOLDER / "config.json").is_file():
             raise InputError(
                 "the bundled model is missing from this installation; install it again, or name a "
                 "checkpoint folder or a preset such as kimi-linear-tiny (random weights)."
             )
-        return Model(name, HybridConfig.from_pretrained(BUNDLED), BUNDLED)
+        return Model(name, HybridConfig.from_pretrained(BUNDLED_FOLDER), BUNDLED_FOLDER)
     if name in PRESETS:
         return Model(name, preset(name), None)
     folder = Path(name)
