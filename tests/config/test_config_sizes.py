@@ -231,7 +231,7 @@ def test_b83_unknown_dtype_is_refused_wherever_it_counts():
 def test_b79_decimal_and_binary_units_are_never_mixed():
     assert z.describe_bytes(80 * 10**9) == "80.0 GB (74.5 GiB)"
     assert z.describe_bytes(27 * 2**30) == "29.0 GB (27.0 GiB)"
-    assert z.describe_bytes(221_184) == "221.2 KB (216.0 KiB)"
+    assert z.describe_bytes(221_184) == "221.2 kB (216.0 KiB)"
     assert z.describe_bytes(999) == "999 B"
     assert z.describe_bytes(5 * 10**15) == "5000.0 TB (4547.5 TiB)"
 

@@ -324,8 +324,8 @@ def describe_bytes(count: int) -> str:
     if count < 1000:
         return f"{count} B"
     power = min(4, (len(str(count)) - 1) // 3)
-    unit = "KMGT"[power - 1]
-    return f"{count / 1000**power:.1f} {unit}B ({count / 1024**power:.1f} {unit}iB)"
+    decimal, binary = "kMGT"[power - 1], "KMGT"[power - 1]
+    return f"{count / 1000**power:.1f} {decimal}B ({count / 1024**power:.1f} {binary}iB)"
 
 
 def _check_counts(**counts: int) -> None:
