@@ -35,11 +35,26 @@ def build(
     with torch.device("meta"):
         lm = HybridLM(config)
     lm = lm.to(as_dtype(dtype))
-    lm.to_empty(device=device)
+    _allocate(lm, torch.device(device))
     if config.tie_word_embeddings:
         lm.lm_head.weight = lm.model.embed_tokens.weight
     init_weights(lm, seed)
     return lm
+
+
+def _allocate(lm: HybridLM, device: torch.device) -> None:
+    """Give every parameter and buffer of a model on the meta device memory of its own.
+
+    `Module.to_empty` does the same through `empty_like`, which on the meta device imports a
+    compiler
+    and a computer algebra system: 70 MB and a second for nothing.
+    """
+    for module in lm.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+            setattr(module, name, nn.Parameter(values))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
 
 
 def init_weights(lm: HybridLM, seed: int = 0) -> None:
