@@ -136,7 +136,7 @@ def test_table_and_formula_agree(name):
 def test_default_is_in_the_form_of_k3():
     table = tensor_table(preset("default"))
     prefix = "language_model.model.layers.0.self_attn."
-    assert table[prefix + "A_log"].shape == (32,)  # the head size, which is larger than 4 heads
+    assert table[prefix + "A_log"].shape == (64,)  # the head size, which is larger than 2 heads
     assert table[prefix + "q_conv1d.weight"].dtype == "F32"
     many = preset("default").replace(kda_num_heads=40, kda_head_dim=8)
     assert tensor_table(many)[prefix + "A_log"].shape == (40,)

@@ -19,7 +19,7 @@ def test_every_preset_is_a_config_that_can_be_saved(name):
         ("mid", 129_907_552),
         ("kl2", 279_799_008),
         ("kl-moe", 2_007_393_760),
-        ("default", 2_596_672),
+        ("default", 3_608_832),
         ("kimi-linear-tiny", 300_916),
     ],
 )
@@ -41,7 +41,7 @@ def test_all_mla_form_differs_in_its_mixers_alone(name):
 
 def test_default_is_small_and_knows_documents():
     config = preset("default")
-    assert config.full_attn_layers == (4, 8, 12, 13)
+    assert config.full_attn_layers == (4, 8, 9)
     assert config.bos_token_id == 256
     assert config.eos_token_id == 257
     assert config.vocab_size == 258
