@@ -5,10 +5,12 @@
         s = q~ c^T;  o~ <- o~ e^(m - m') + e^(s - m') c[:R]
     o = W_UV o~ / sum                       [B, T, H, V]
 
-Blocks are brought to float32 before the products: bf16 scores lose the bits that a softmax needs
-(half a unit at 80 is 0.25). Memory does not grow with depth. For inference: no backward. Rows of
-unequal length are taken one by one, each cut to its own length, so that what lies behind is never
-read.
+Everything is multiplied in float32: bf16 scores lose the bits that a softmax needs (half a unit at
+80 is 0.25), and torch has no bf16 product with a float32 result on the CPU. Each block of latents,
+and a few heads of the weights at a time, are converted into one buffer that is used again: memory
+does not grow with depth, and new memory is slower than the conversion. For inference: no backward.
+Rows of unequal length are taken one by one, each cut to its own length, so that what lies behind is
+never read.
 """
 
 import torch
@@ -18,9 +20,12 @@ from interlace.shapes import Float, Int, Tensor
 
 __all__ = ["attention_absorbed"]
 
-LATENT_BLOCK = 2048
-# Scores of one block over all queries and heads: 8 MiB of float32.
-SCORE_ELEMENTS = 1 << 21
+# A block in float32 (1.1 MiB at 576 channels) and its scores stay in a core's cache (README).
+LATENT_BLOCK = 512
+SMALLEST_BLOCK = 128
+SCORE_ELEMENTS = 1 << 18
+# Heads of the up-projections converted at a time: 1 MiB at 128 x 512.
+HEAD_BLOCK = 4
 
 
 def attention_absorbed(
@@ -57,11 +62,11 @@ def attention_absorbed(
     nope, rank = w_uk.shape[1:]
     dtype = accumulation_dtype(q.dtype)
     with torch.no_grad():
-        wide = q.to(dtype)
-        folded = torch.einsum("bthn,hnr->bthr", wide[..., :nope], w_uk.to(dtype))
-        folded = torch.cat([folded, wide[..., nope:]], -1)
+        # heads first: [H, B*T, N + P]
+        wide = q.to(dtype).flatten(0, 1).transpose(0, 1)
+        folded = torch.cat([_per_head(wide[..., :nope], w_uk), wide[..., nope:]], -1)
         folded.mul_(width**-0.5 if scale is None else scale)
-        folded = folded.flatten(1, 2)  # [B, T*H, R + P]
+        folded = folded.transpose(0, 1).reshape(batch, tokens * heads, -1)  # [B, T*H, R + P]
         ends = row_lengths(lengths, batch, latent.shape[1])
         if len(set(ends)) <= 1:
             summed, lse = _fold(folded, latent, ends[0] if ends else 0, tokens, rank)
@@ -71,39 +76,57 @@ def attention_absorbed(
                 for b, end in enumerate(ends)
             ]
             summed, lse = (torch.cat(parts) for parts in zip(*rows, strict=True))
-        summed = summed.view(batch, tokens, heads, rank)
-        o = torch.einsum("bthr,hvr->bthv", summed, w_uv.to(dtype))
+        summed = summed.view(batch * tokens, heads, rank).transpose(0, 1)
+        o = _per_head(summed, w_uv, transposed=True)  # [H, B*T, V]
+        o = o.transpose(0, 1).reshape(batch, tokens, heads, -1)
     return (o, lse.view(batch, tokens, heads)) if return_lse else o
+
+
+def _per_head(x: Tensor, weight: Tensor, transposed: bool = False) -> Tensor:
+    """`x[h] @ weight[h]` (or its transpose) for every head, in the dtype of x."""
+    heads = x.shape[0]
+    out = x.new_empty(*x.shape[:2], weight.shape[1 if transposed else 2])
+    buffer = x.new_empty(min(HEAD_BLOCK, heads), *weight.shape[1:])
+    for begin in range(0, heads, HEAD_BLOCK):
+        some = slice(begin, min(begin + HEAD_BLOCK, heads))
+        w = buffer[: some.stop - begin].copy_(weight[some])
+        torch.bmm(x[some], w.mT if transposed else w, out=out[some])
+    return out
 
 
 def _fold(q: Tensor, latent: Tensor, end: int, tokens: int, rank: int) -> tuple[Tensor, Tensor]:
     """Online softmax of `[B, T*H, R + P]` over `latent[:, :end]`; `[B, T*H, R]` and LSE."""
     batch, queries, width = q.shape
-    top = torch.full((batch, queries, 1), float("-inf"), dtype=q.dtype, device=q.device)
-    total = torch.zeros_like(top)
-    summed = torch.zeros(batch, queries, rank, dtype=q.dtype, device=q.device)
-    size = max(32, min(LATENT_BLOCK, SCORE_ELEMENTS // max(1, batch * queries)))
+    # the lowest number, not -inf: a query that has seen nothing subtracts it without making NaN
+    top = q.new_full((batch, queries, 1), torch.finfo(q.dtype).min)
+    new, total = torch.empty_like(top), torch.zeros_like(top)
+    summed = q.new_zeros(batch, queries, rank)
     first = end - tokens
     position = torch.arange(first, end, device=q.device).repeat_interleave(
         queries // max(1, tokens)
     )
-    buffer = torch.zeros(batch, min(size, max(end, 0)), width, dtype=q.dtype, device=q.device)
+    size = _block_size(batch, queries, end)
+    buffer, scores = q.new_empty(batch, size, width), q.new_empty(batch, queries, size)
     for begin in range(0, end, size):
         stop = min(begin + size, end)
         c = buffer[:, : stop - begin].copy_(latent[:, begin:stop])
-        s = q @ c.mT  # [B, T*H, block]
+        s = torch.bmm(q, c.mT, out=scores[..., : stop - begin])
         if stop - 1 > first:
-            s.masked_fill_(
-                torch.arange(begin, stop, device=q.device) > position[:, None], float("-inf")
-            )
-        new = torch.maximum(top, s.amax(-1, keepdim=True))
-        # a query that has seen nothing yet has new = -inf: subtract 0 then, not -inf from -inf
-        base = new.masked_fill(new == float("-inf"), 0.0)
-        p = s.sub_(base).exp_()
-        keep = (top - base).exp_()
+            column = torch.arange(begin, stop, device=q.device)
+            s.masked_fill_(column > position[:, None], float("-inf"))
+        torch.amax(s, -1, keepdim=True, out=new)
+        torch.maximum(new, top, out=new)
+        p = s.sub_(new).exp_()
+        keep = top.sub_(new).exp_()
         total.mul_(keep).add_(p.sum(-1, keepdim=True))
-        summed.mul_(keep)
-        summed.baddbmm_(p, c[..., :rank])
-        top = new
-    lse = total.log() + top.masked_fill(top == float("-inf"), 0.0)
+        summed.mul_(keep).baddbmm_(p, c[..., :rank])
+        top, new = new, top
+    lse = total.log() + top
     return summed.div_(total.masked_fill(total == 0, 1.0)), lse
+
+
+def _block_size(batch: int, queries: int, end: int) -> int:
+    """Latents of one block: few enough for the cache, enough for a product to be efficient."""
+    rows = max(1, batch)
+    size = min(LATENT_BLOCK // rows, SCORE_ELEMENTS // (rows * max(1, queries)))
+    return min(max(size, min(SMALLEST_BLOCK, LATENT_BLOCK)), max(end, 1))
