@@ -18,8 +18,8 @@ __all__ = ["attention_rebuilt", "choose_latent_attention", "latent_attention"]
 
 LATENT_BLOCK = 512
 QUERY_BLOCK = 256
-# Queries of one call from which rebuilding is the faster way (README: by count of operations).
-CROSSOVER = 170
+# Queries of one call from which rebuilding is the faster way (README: measured).
+CROSSOVER = 48
 
 
 def choose_latent_attention(tokens: int) -> str:
@@ -98,12 +98,25 @@ def _fold(
     total = torch.zeros_like(top)
     o = torch.zeros(batch, heads, tokens, up.shape[1] - nope, dtype=dtype, device=q.device)
     first = end - tokens
-    for begin in range(0, end, LATENT_BLOCK):
-        stop = min(begin + LATENT_BLOCK, end)
-        c = latent[:, begin:stop].to(q.dtype)
-        kv = c[:, None, :, :rank] @ up.mT  # [B, H, block, N + V]
-        shared = c[:, None, :, rank:].expand(-1, heads, -1, -1)
-        k, v = torch.cat([kv[..., :nope], shared], -1), kv[..., nope:].contiguous()
+    # one block, used again: new memory is slower than what is done with it
+    size = min(LATENT_BLOCK, max(end, 1))
+    latents = q.new_empty(batch, size, latent.shape[-1])
+    rebuilt = q.new_empty(batch * size, heads * up.shape[1])
+    keys = q.new_empty(batch, heads, size, q.shape[-1])
+    values = q.new_empty(batch, heads, size, o.shape[-1])
+    for begin in range(0, end, size):
+        stop = min(begin + size, end)
+        count = stop - begin
+        c = latents[:, :count].copy_(latent[:, begin:stop])
+        # all heads in one product, then heads first
+        kv = torch.mm(
+            c[..., :rank].reshape(-1, rank), up.flatten(0, 1).mT, out=rebuilt[: batch * count]
+        )
+        kv = kv.view(batch, count, heads, -1).transpose(1, 2)  # [B, H, block, N + V]
+        k, v = keys[:, :, :count], values[:, :, :count]
+        k[..., :nope] = kv[..., :nope]
+        k[..., nope:] = c[:, None, :, rank:]
+        v.copy_(kv[..., nope:])
         column = torch.arange(begin, stop, device=q.device)
         for t in range(0, tokens, QUERY_BLOCK):
             last = min(t + QUERY_BLOCK, tokens)
