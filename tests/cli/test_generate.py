@@ -43,7 +43,7 @@ def test_text_is_on_standard_output_and_the_numbers_behind_it(capsys):
     ]
     for part in ("8 tokens", "6 tokens", "tokens/s", "13 tokens in room for 14", "random weights"):
         assert part in err
-    assert err.count(" KB (") + err.count(" B ") >= 2
+    assert err.count(" kB (") + err.count(" B ") >= 2
 
 
 def test_json_holds_the_numbers_and_the_text(capsys):

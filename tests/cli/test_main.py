@@ -69,3 +69,18 @@ def test_reader_that_leaves_gets_no_traceback():
     done = subprocess.run(run, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-"])
+def test_closed_stream_is_no_trouble_and_moves_nothing_to_the_other(closed):
+    command = f"{sys.executable} -m interlace generate --prompt '' {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_what_the_system_refuses_is_one_sentence(capsys):
+    assert main(["generate", "x" * 5000, "--prompt", "a"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)

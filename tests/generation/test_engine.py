@@ -239,7 +239,7 @@ def test_large_vocabulary_takes_ids_and_no_text():
 def test_context_beyond_the_memory_is_refused_before_work(lm, monkeypatch, logits):
     monkeypatch.setattr(engine, "available", lambda: memory.Available(900_000, "the system"))
     with pytest.raises(
-        MemoryLimitError, match=r"100,000 tokens .*latent cache 16\.0 MB.*900\.0 KB"
+        MemoryLimitError, match=r"100,000 tokens .*latent cache 16\.0 MB.*900\.0 kB"
     ):
         interlace.stream(lm, "x" * 99_990, max_tokens=10)
     assert logits == []

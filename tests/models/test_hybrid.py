@@ -1,5 +1,8 @@
 """Any split into calls, any padding and any packing gives what one call on one sequence gives."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -320,3 +323,73 @@ def test_bad_calls_are_refused_with_one_sentence(call, kind, words):
 def test_what_cannot_be_built_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"Attention Residuals.*latent experts.*SiTU"):
         interlace.build(preset("kimi-k3"))
+
+
+def test_only_integers_count_tokens():
+    # in a process of its own, where no checker of annotations comes first
+    code = """
+import torch, interlace
+from interlace.errors import InputError
+lm = interlace.build("kimi-linear-tiny")
+ids = torch.tensor([[1, 2]])
+calls = [
+    (ids.float(), {}), (ids.bool(), {}), ([[1, 2]], {}), (ids.to("meta"), {}),
+    (ids, {"lengths": [1.5]}), (ids, {"lengths": torch.tensor([True])}), (ids, {"lengths": "a"}),
+    (ids, {"cu_seqlens": [0, 1.5, 2]}), (ids, {"cu_seqlens": torch.tensor([0, 2]).to("meta")}),
+]
+for tokens, options in calls:
+    try:
+        lm(tokens, **options)
+    except InputError as error:
+        assert "integers" in str(error), error
+    else:
+        raise AssertionError((tokens, options))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kv_lora_rank": 21, "qk_rope_head_dim": 7},  # the same latent width
+        {"kda_num_heads": 4, "kda_head_dim": 6},  # the same number of channels
+        {"kda_layers": (1, 2, 4), "full_attn_layers": (3,)},
+        {"short_conv_kernel_size": 3},
+    ],
+)
+def test_cache_of_another_model_is_refused(changes):
+    other = interlace.build(small(**changes)).new_cache()
+    with pytest.raises(CacheError, match="of this model"):
+        interlace.build(small())(torch.tensor([[1, 2]]), cache=other)
+
+
+def test_cache_of_integers_is_refused():
+    lm = interlace.build(small())
+    with pytest.raises(CacheError, match="floating"):
+        lm.new_cache(dtype=torch.int64)
+
+
+def test_cache_of_a_failed_call_is_refused_and_its_clone_goes_on():
+    lm = interlace.build(small())
+    tokens = torch.tensor([[1, 2, 3]])
+    cache = lm.new_cache()
+    lm(tokens, cache=cache)
+    before = cache.clone()
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    handle = lm.model.layers[2].register_forward_pre_hook(fail)
+    with pytest.raises(KeyboardInterrupt):
+        lm(tokens, cache=cache)
+    handle.remove()
+    with pytest.raises(CacheError, match="failed half-way"):
+        lm(tokens, cache=cache)
+    lm(tokens, cache=before)
+
+
+def test_build_refuses_what_weights_cannot_be():
+    for options in ({"dtype": torch.int8}, {"dtype": torch.float8_e4m3fn}, {"seed": -1}):
+        with pytest.raises(InputError):
+            interlace.build(small(), **options)

@@ -103,3 +103,9 @@ def test_read_documents(tmp_path):
     assert read_documents(tmp_path, (str(tmp_path / "a.txt"),)) == [b"x"]
     with pytest.raises(InputError, match="matches none"):
         read_documents(tmp_path, ("*.py",))
+
+
+@pytest.mark.parametrize("glob", ["", "/", ".", "a\0b"])
+def test_what_is_no_pattern_is_refused(tmp_path, glob):
+    with pytest.raises(InputError, match="data"):
+        read_documents(tmp_path, (glob,))

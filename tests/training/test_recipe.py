@@ -86,3 +86,32 @@ def test_unreadable_recipe(tmp_path):
     (tmp_path / "bad.toml").write_text("[data\n")
     with pytest.raises(InputError, match="must be TOML"):
         load_recipe(tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize(
+    ("section", "changes"),
+    [
+        ("optimizer", {"clip": float("nan")}),
+        ("optimizer", {"lr": float("inf")}),
+        ("optimizer", {"lr": 10**400}),
+        ("optimizer", {"betas": [2.0, 0.9]}),
+        ("optimizer", {"muon_momentum": 1.0}),
+        ("optimizer", {"weight_decay": -1.0}),
+        ("optimizer", {"group": [{"match": "("}]}),
+        ("optimizer", {"group": [{"match": "x", "lr_scale": -1.0}]}),
+        ("model", {"embedding_std": -1.0}),
+        ("run", {"seed": -1}),
+        ("run", {"seed": 2**63}),
+        ("run", {"out": ""}),
+        ("run", {"cpu_limit": -1.0}),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused_by_name(section, changes):
+    values = {**LEAST, section: {**LEAST.get(section, {}), **changes}}
+    with pytest.raises(InputError, match=rf"{section}.{next(iter(changes))}"):
+        parse_recipe(values)
+
+
+def test_start_values_need_a_regular_expression():
+    with pytest.raises(InputError, match=r"init\.match must be a regular expression"):
+        parse_recipe({**LEAST, "init": [{"match": "("}]})

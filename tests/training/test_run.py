@@ -212,10 +212,13 @@ def test_a_run_is_not_started_over_an_old_one(tmp_path):
         ("model.config.hidden_sise=8", "hidden_sise"),
         ("init=[{match='nothing_has_this', zero=true}]", "must match a parameter"),
         ("schedule.stepss=3", "nearest"),
+        ("run.out=recipe.toml", "run.out must be a folder"),
+        ("run.out=recipe.toml/x", "run.out must be a folder"),
     ],
 )
-def test_bad_input_writes_nothing(tmp_path, override, message):
+def test_bad_input_writes_nothing(tmp_path, monkeypatch, override, message):
     path = write_recipe(tmp_path)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises((InputError, ValueError), match=message):
         train(path, override)
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())

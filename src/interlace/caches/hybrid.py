@@ -15,6 +15,17 @@ from interlace.shapes import Int, Tensor
 
 __all__ = ["HybridCache"]
 
+_SIZES = (
+    "kda_layers",
+    "full_attn_layers",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "kda_num_heads",
+    "kda_head_dim",
+    "short_conv_kernel_size",
+)
+"""Fields of a config that say what a cache holds."""
+
 
 class HybridCache:
     """Everything that a model remembers of a batch of sequences.
@@ -35,12 +46,17 @@ class HybridCache:
         device: torch.device | str,
         capacity: int = 0,
     ) -> None:
-        if batch < 1 or capacity < 0:
+        if not (isinstance(batch, int) and isinstance(capacity, int)) or batch < 1 or capacity < 0:
             raise CacheError(
-                f"a cache needs batch >= 1 and capacity >= 0, got {batch} and {capacity}; give the "
-                "rows of the call and the tokens to reserve."
+                "a cache needs integers batch >= 1 and capacity >= 0, got "
+                f"{batch!r} and {capacity!r}; "
+                "give the rows of the call and the tokens to reserve."
             )
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise CacheError(f"a cache needs a floating torch.dtype, got {dtype!r}.")
         self.batch = batch
+        self._sizes = {name: getattr(config, name) for name in _SIZES}
+        self._unfinished = False
         self.layers: list[LatentCache | DeltaState] = [
             LatentCache(batch, config.latent_dim, dtype, device, capacity)
             if config.is_global(layer_idx)
@@ -82,6 +98,36 @@ class HybridCache:
         """Bytes allocated in all."""
         return self.latent_bytes + self.state_bytes
 
+    def begin(self, config: HybridConfig, batch: int, device: torch.device) -> None:
+        """Open a call of the model, which `advance` closes. Mutates the cache.
+
+        Args:
+            config: of the model.
+            batch: rows of the call.
+            device: of its tokens.
+
+        Raises:
+            CacheError: a cache of another model, batch or device, or one whose last call failed on
+                the way, so that some of its layers have seen tokens that the others have not.
+        """
+        if self._unfinished:
+            raise CacheError(
+                "the cache must be whole, but a call that used it failed half-way; make a new one "
+                "with lm.new_cache(batch), or go on from a clone() taken before."
+            )
+        for name, own in self._sizes.items():
+            if own != getattr(config, name):
+                raise CacheError(
+                    f"the cache must be of this model, with {name} = {getattr(config, name)}, got "
+                    f"{own}; make one with lm.new_cache(batch)."
+                )
+        if self.batch != batch or self._rows.device.type != device.type:
+            raise CacheError(
+                f"the cache must be for {batch} rows on {device}, got {self.batch} rows on "
+                f"{self._rows.device}; make one with lm.new_cache(batch)."
+            )
+        self._unfinished = True
+
     def advance(self, tokens: int, lengths: Int[Tensor, "B"] | None = None) -> None:
         """Count the tokens of a call that all layers have taken in. Mutates the cache.
 
@@ -90,11 +136,13 @@ class HybridCache:
             lengths: real tokens of each right-padded row.
         """
         self._rows.advance(tokens, lengths)
+        self._unfinished = False
 
     def clone(self) -> "HybridCache":
         """An independent copy of the same capacity."""
         other = object.__new__(HybridCache)
         other.batch = self.batch
+        other._sizes, other._unfinished = self._sizes, self._unfinished
         other.layers = [layer.clone() for layer in self.layers]
         other._rows = self._rows.clone()
         return other

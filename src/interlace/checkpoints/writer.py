@@ -86,13 +86,19 @@ def save(
     """
     name, _ = as_dtype(lm.lm_head.weight.dtype if dtype is None else dtype)
     config = lm.config.replace(dtype=name)
-    if not max_shard_bytes >= 1:
+    if not isinstance(max_shard_bytes, int | float) or not max_shard_bytes >= 1:
         raise InputError(f"max_shard_bytes must be at least 1, got {max_shard_bytes!r}.")
     folder = Path(path).absolute()
-    _check_target(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp"
-    temporary.mkdir()
+    try:
+        _check_target(folder)
+        temporary.mkdir(parents=True)
+    except CheckpointError:
+        raise
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder} must be a folder that can be made, but is not: {error}; name another."
+        ) from error
     try:
         names = _write(lm, config, temporary, max_shard_bytes)
         _sync(temporary)

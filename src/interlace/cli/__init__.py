@@ -8,11 +8,13 @@ sentence on standard error, and standard output stays empty.
 """
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
 import interlace
@@ -58,6 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments; those of the process by default.
     """
+    # a stream that the caller closed is None, and print(file=None) would write to the other one
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
     try:
         status = _run(argv)
         sys.stdout.flush()
@@ -70,8 +76,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # whoever read our output has gone; what Python still flushes at its end must not complain
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
+    except OSError as error:
+        # a full disk, a name too long, a folder without permission: the system's words say which
+        name = "" if error.filename is None else f" {error.filename!r}"
+        print(f"interlace: the system refused{name}: {error.strerror or error}.", file=sys.stderr)
+        _drop_output()
+        return 2
+
+
+def _drop_output() -> None:
+    """Let what Python still flushes at its end go nowhere."""
+    with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor, as in a test
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: Sequence[str] | None) -> int:

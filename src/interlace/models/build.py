@@ -29,9 +29,15 @@ def build(
 
     Raises:
         ConfigError: an unknown preset, or an architecture that is not built yet.
-        InputError: an unknown dtype.
+        InputError: an unknown dtype, a seed out of range, or what is no config.
     """
     config = preset(model) if isinstance(model, str) else model
+    if not isinstance(config, HybridConfig):
+        raise InputError(
+            f"model must be the name of a preset or a HybridConfig, got {type(model).__name__}."
+        )
+    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise InputError(f"seed must be an integer in 0..2^63-1, got {seed!r}.")
     with torch.device("meta"):
         lm = HybridLM(config)
     lm = lm.to(as_dtype(dtype))
@@ -86,14 +92,14 @@ def init_weights(lm: HybridLM, seed: int = 0) -> None:
 
 def as_dtype(dtype: str | torch.dtype) -> torch.dtype:
     """The torch dtype of a name such as "bfloat16"; only those that weights may have."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
     names = {
         "float64": torch.float64,
         "float32": torch.float32,
         "bfloat16": torch.bfloat16,
         "float16": torch.float16,
     }
+    if isinstance(dtype, torch.dtype):
+        dtype = str(dtype).removeprefix("torch.")
     if dtype not in names:
         raise InputError(f"dtype must be one of {', '.join(names)}, got {dtype!r}.")
     return names[dtype]

@@ -66,7 +66,7 @@ class HybridLM(nn.Module):
         """Logits of the next token after each token.
 
         Args:
-            tokens: ids, int64.
+            tokens: ids, of any integer dtype.
             cache: what the model remembers of the tokens before; it is advanced. Any split of a
                 sequence into calls gives the same logits.
             lengths: real tokens of each right-padded row; logits of padding mean nothing.
@@ -79,11 +79,12 @@ class HybridLM(nn.Module):
             float32 (float64 in a float64 model) `[B, T, vocab]`; `[B, 1, vocab]` when `last_only`.
 
         Raises:
-            InputError: an id out of range, an empty call, or arguments that exclude each other.
+            InputError: an id out of range, numbers that are not integers, an empty call, or
+                arguments that exclude each other.
             ShapeError: lengths or offsets that do not fit the tokens.
             CacheError: a cache of another model or batch.
         """
-        self._check_tokens(tokens)
+        tokens = self._checked_tokens(tokens)
         row_lengths = self._check_lengths(lengths, tokens)
         offsets = self._check_offsets(cu_seqlens, tokens)
         if offsets is not None and (cache is not None or row_lengths is not None):
@@ -92,12 +93,11 @@ class HybridLM(nn.Module):
             )
         caches: list[Any] = [None] * self.config.num_hidden_layers
         if cache is not None:
-            if cache.batch != tokens.shape[0] or len(cache.layers) != len(caches):
+            if not isinstance(cache, HybridCache):
                 raise CacheError(
-                    f"the cache must be for {tokens.shape[0]} rows of {len(caches)} layers, got "
-                    f"{cache.batch} rows of {len(cache.layers)} layers; make one with "
-                    "lm.new_cache(batch)."
+                    f"cache must come from lm.new_cache(batch), got {type(cache).__name__}."
                 )
+            cache.begin(self.config, tokens.shape[0], tokens.device)
             caches = list(cache.layers)
         x = self.model.embed_tokens(tokens)  # [B, T, D]
         if self.residual_dtype is not None:
@@ -127,13 +127,22 @@ class HybridLM(nn.Module):
             self.config, batch, dtype=dtype or weight.dtype, device=weight.device, capacity=capacity
         )
 
-    def _check_tokens(self, tokens: Tensor) -> None:
+    def _checked_tokens(self, tokens: Tensor) -> Tensor:
+        device = self.model.embed_tokens.weight.device
+        if not isinstance(tokens, Tensor) or not _integral(tokens) or tokens.device != device:
+            came = (
+                f"{tokens.dtype} on {tokens.device}"
+                if isinstance(tokens, Tensor)
+                else type(tokens).__name__
+            )
+            raise InputError(f"tokens must be a tensor of integers on {device}, got {came}.")
+        tokens = tokens.long()
         if tokens.ndim != 2 or tokens.numel() == 0:
             raise InputError(
                 f"tokens must be [B, T] with at least one token, got shape {tuple(tokens.shape)}."
             )
         if tokens.is_meta:
-            return
+            return tokens
         low, high = (int(t) for t in torch.aminmax(tokens))
         if low < 0 or high >= self.config.vocab_size:
             raise InputError(
@@ -141,11 +150,12 @@ class HybridLM(nn.Module):
                 f"got {low if low < 0 else high}; "
                 "the tokenizer does not belong to this model."
             )
+        return tokens
 
     def _check_lengths(self, lengths: Tensor | list[int] | None, tokens: Tensor) -> Tensor | None:
         if lengths is None:
             return None
-        rows = torch.as_tensor(lengths, dtype=torch.int64, device=tokens.device)
+        rows = _as_integers("lengths", lengths, tokens.device)
         if rows.shape != tokens.shape[:1]:
             raise ShapeError(
                 f"lengths must be [B] = {tokens.shape[0]} numbers, got {tuple(rows.shape)}."
@@ -160,8 +170,8 @@ class HybridLM(nn.Module):
     def _check_offsets(self, offsets: Tensor | list[int] | None, tokens: Tensor) -> Tensor | None:
         if offsets is None:
             return None
-        out = torch.as_tensor(offsets, device=tokens.device)
-        values = out.tolist()
+        out = _as_integers("cu_seqlens", offsets, tokens.device)
+        values = out.flatten().tolist()
         if out.ndim != 1 or len(values) < 2 or values != sorted(values):
             raise ShapeError(
                 f"cu_seqlens must be a list of offsets that never fall, got {values[:8]}."
@@ -178,6 +188,22 @@ class HybridLM(nn.Module):
                 f"every row must start a sequence: cu_seqlens lacks the offset {missing[0]}."
             )
         return out
+
+
+def _integral(value: Tensor) -> bool:
+    return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+
+
+def _as_integers(name: str, value: Tensor | list[int], device: torch.device) -> Tensor:
+    """`value` as int64; a fraction is refused, not cut off."""
+    try:
+        out = torch.as_tensor(value, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name} must be a list or tensor of integers: {error}.") from error
+    if out.is_meta or (out.numel() and not _integral(out)):
+        came = "a tensor without values (meta)" if out.is_meta else str(out.dtype)
+        raise InputError(f"{name} must be a list or tensor of integers, got {came}.")
+    return out.long()
 
 
 def _last_tokens(x: Tensor, lengths: Tensor | None) -> Tensor:

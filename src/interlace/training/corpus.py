@@ -153,10 +153,13 @@ def read_manifest(path: Path, root: Path | None = None) -> Corpus:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         files = [ManifestFile(**entry) for entry in manifest["files"]]
-        expected = manifest["sha256"]
+        expected = {side: manifest["sha256"][side] for side in ("train", "held_out")}
+        for file in files:
+            if file.split not in expected or not isinstance(file.path, str):
+                raise ValueError(f"no side of the corpus for {file.path!r}: {file.split!r}")
     except OSError as error:
         raise InputError(f"the manifest {path} cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"{path} must be a corpus manifest (make_manifest writes one): {error!r}."
         ) from error

@@ -111,17 +111,25 @@ def read_documents(folder: Path, globs: tuple[str, ...]) -> list[bytes]:
     """The bytes of the files that match, sorted by path.
 
     Raises:
-        InputError: a pattern that matches no file.
+        InputError: a pattern that matches no file or is none, or a file that cannot be read.
     """
     paths: set[Path] = set()
     for glob in globs:
-        found = _matches(folder, glob)
+        try:
+            found = _matches(folder, glob)
+        except (ValueError, IndexError, NotImplementedError) as error:
+            raise InputError(
+                f"data must name files by patterns such as 'src/**/*.py', got {glob!r}: {error}."
+            ) from error
         if not found:
             raise InputError(
                 f"a pattern of [data] must match a file, {glob!r} matches none under {folder}."
             )
         paths |= found
-    return [path.read_bytes() for path in sorted(paths)]
+    try:
+        return [path.read_bytes() for path in sorted(paths)]
+    except OSError as error:
+        raise InputError(f"{error.filename} cannot be read: {error.strerror}.") from error
 
 
 def _matches(folder: Path, glob: str) -> set[Path]:

@@ -7,9 +7,11 @@ out/model/           the trained model in the published layout, bf16
 """
 
 import dataclasses
+import errno
 import json
 import logging
 import math
+import os
 import shutil
 import signal
 import threading
@@ -21,7 +23,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from interlace.errors import InputError, NonFiniteError
+from interlace.errors import CheckpointError, InputError, NonFiniteError
 from interlace.training.corpus import read_manifest
 from interlace.training.data import BOS, PackedRows, read_documents
 from interlace.training.evaluate import EvalSubset
@@ -91,6 +93,7 @@ def run(
     train, held_out = _texts(parsed)
     data = _packed(parsed, train)
     checkpoint = _starting_point(parsed, resume)
+    _make_folder(Path(parsed.run.out))
     with _Stop() as stop:
         peers = start_peers(parsed.run.processes, _follow, parsed, train, checkpoint)
         try:
@@ -168,9 +171,23 @@ def _starting_point(recipe: Recipe, resume: bool) -> Path | None:
     return latest
 
 
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not os.access(out, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise InputError(
+            f"run.out must be a folder that can be written to, got {out}: {error.strerror}; name "
+            "another."
+        ) from error
+
+
 def _check_schedule(recipe: Recipe, facts: dict[str, Any]) -> None:
     """A schedule may change as long as the rates of the steps already taken stay true."""
-    old = facts["recipe"]["schedule"]
+    old = facts.get("recipe", {}).get("schedule")
+    if old is None:
+        raise CheckpointError("the checkpoint must name its recipe in state.json; it was changed.")
     new = dataclasses.asdict(recipe.schedule)
     if old == new or facts["step"] == 0:
         return
@@ -239,7 +256,6 @@ class _Lead:
             progress,
         )
         self.out = Path(recipe.run.out)
-        self.out.mkdir(parents=True, exist_ok=True)
         self.trainer, facts = _begin(recipe, peers, checkpoint)
         self.step: int = facts["step"]
         self._cpu_before: float = facts["cpu_seconds"]

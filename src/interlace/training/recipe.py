@@ -13,6 +13,8 @@ Standard library only.
 
 import dataclasses
 import difflib
+import math
+import re
 import tomllib
 import types
 import typing
@@ -59,6 +61,7 @@ class ModelRecipe:
             raise InputError(
                 f"model.decay_range must be two rising positive numbers, got {self.decay_range}."
             )
+        _not_negative("model", self, "embedding_std")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +71,9 @@ class InitRule:
     match: str
     scale: float = 1.0
     zero: bool = False
+
+    def __post_init__(self) -> None:
+        _pattern("init.match", self.match)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +107,10 @@ class GroupRule:
     lr_scale: float = 1.0
     weight_decay: float | None = None
 
+    def __post_init__(self) -> None:
+        _pattern("optimizer.group.match", self.match)
+        _not_negative("optimizer.group", self, "lr_scale", "weight_decay")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerRecipe:
@@ -124,6 +134,14 @@ class OptimizerRecipe:
     def __post_init__(self) -> None:
         _one_of("optimizer.name", self.name, ("adamw", "muon"))
         _positive("optimizer", self, "lr", "eps", "muon_lr", "muon_steps", "clip")
+        _not_negative("optimizer", self, "weight_decay", "muon_weight_decay")
+        for name, share in (
+            ("betas", self.betas[0]),
+            ("betas", self.betas[1]),
+            ("muon_momentum", self.muon_momentum),
+        ):
+            if not 0 <= share < 1:
+                raise InputError(f"optimizer.{name} must lie in [0, 1), got {share}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,6 +196,13 @@ class RunRecipe:
         _one_of("run.export", self.export, ("final", "averaged"))
         _positive("run", self, "threads", "processes", "log_every", "eval_every", "monitor_every")
         _positive("run", self, "checkpoint_every")
+        if not self.out or "\0" in self.out:
+            raise InputError(f"run.out must be the name of a folder, got {self.out!r}.")
+        # one is added for a second stream of start values
+        if not 0 <= self.seed < 2**63 - 1:
+            raise InputError(f"run.seed must lie in 0..2^63-2, got {self.seed}.")
+        if self.cpu_limit is not None and self.cpu_limit <= 0:
+            raise InputError(f"run.cpu_limit must be positive, got {self.cpu_limit}.")
         if self.ema is not None and not 0 < self.ema < 1:
             raise InputError(f"run.ema must lie between 0 and 1, got {self.ema}.")
         if self.export == "averaged" and self.ema is None:
@@ -286,7 +311,13 @@ def _value(name: str, value: Any, hint: Any) -> Any:
     if kind is Mapping or kind is dict or (isinstance(kind, type) and issubclass(kind, Mapping)):
         kind = Mapping
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise InputError(f"{name} must fit in a float, got {value}.") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        # every comparison with NaN is false, so no check of a range would see it
+        raise InputError(f"{name} must be a finite number, got {value}.")
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise InputError(f"{name} must be of type {kind.__name__}, got {value!r}.")
     return value
@@ -322,6 +353,20 @@ def _override(values: dict[str, Any], override: str) -> None:
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise InputError(f"{name} must be one of {', '.join(choices)}, got {value!r}.")
+
+
+def _pattern(name: str, value: str) -> None:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise InputError(f"{name} must be a regular expression, got {value!r}: {error}.") from error
+
+
+def _not_negative(section: str, values: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(values, name)
+        if value is not None and value < 0:
+            raise InputError(f"{section}.{name} must not be negative, got {value}.")
 
 
 def _positive(section: str, values: Any, *names: str) -> None:

@@ -111,8 +111,10 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 def _problem(path: Path) -> str | None:
     try:
-        files = json.loads((path / "state.json").read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError) as error:
+        facts = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        files = {name: facts["files"][name] for name in _FILES}
+        _ = facts["step"] + 0
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return f"state.json is missing or not whole ({error.__class__.__name__})"
     for name in _FILES:
         if not (path / name).is_file():
