@@ -255,3 +255,17 @@ def test_chunk_shrinks_where_memory_is_short(lm, monkeypatch):
         interlace.stream(lm, "x" * 690, max_tokens=10, prefill_chunk=512)
     monkeypatch.setattr(engine, "available", lambda: None)
     assert interlace.stream(lm, "x" * 690, max_tokens=10).result.prefill_chunk == 512
+
+
+@pytest.mark.parametrize("ids", [[1.0, 2], ["a"], [None]], ids=repr)
+def test_ids_that_do_not_count_are_refused(ids):
+    with pytest.raises(InputError, match="must be integers"):
+        engine._checked_ids(ids, 256)
+
+
+@pytest.mark.parametrize("wrong", ["3", 2.5, True], ids=repr)
+def test_counts_of_another_type_are_refused(lm, wrong):
+    with pytest.raises(InputError, match="max_tokens"):
+        engine.check_options(lm.config, max_tokens=wrong)
+    with pytest.raises(InputError, match="prefill_chunk"):
+        engine.check_options(lm.config, max_tokens=1, prefill_chunk=wrong)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.errors import InputError, NonFiniteError
-from interlace.generation.sampling import Sampler
+from interlace.generation.sampling import Sampler, check_sampling
 
 LOGITS = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
 
@@ -85,3 +85,12 @@ def test_logits_that_are_no_numbers_are_told(bad):
         Sampler().pick(logits)
     banned = torch.tensor([False, False, True, False])
     assert Sampler().pick(logits, banned) == 0
+
+
+@pytest.mark.parametrize("wrong", ["1", None, True, [1], 0.5 + 0j], ids=repr)
+def test_options_of_another_type_are_refused(wrong):
+    for options in ((wrong, 1.0, 0), (0.0, wrong, 0), (0.0, 1.0, wrong)):
+        with pytest.raises(InputError, match="must"):
+            check_sampling(*options)
+    with pytest.raises(InputError, match="seed"):
+        check_sampling(0.0, 1.0, 0.5)

@@ -10,6 +10,7 @@ formula.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import index
 from time import perf_counter
 
 import torch
@@ -23,7 +24,7 @@ from interlace.generation.context import (
 )
 from interlace.generation.memory import Available, available
 from interlace.generation.result import GenerationResult
-from interlace.generation.sampling import Sampler, check_sampling
+from interlace.generation.sampling import Sampler, check_sampling, is_integer
 from interlace.models import HybridLM
 from interlace.text import ByteTokenizer, Utf8Stream
 
@@ -115,24 +116,26 @@ def stream(
 def check_options(
     config: HybridConfig,
     *,
-    max_tokens: int,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    seed: int = 0,
-    prefill_chunk: int | None = None,
+    max_tokens: object,
+    temperature: object = 0.0,
+    top_p: object = 1.0,
+    seed: object = 0,
+    prefill_chunk: object = None,
 ) -> None:
     """Refuse options that mean nothing, before a model is loaded for them.
+
+    Types are checked too, whatever the caller passed.
 
     Raises:
         InputError: names the option, what it must be and what came.
     """
     check_sampling(temperature, top_p, seed)
-    if max_tokens < 1:
-        raise InputError(f"max_tokens must be at least 1, got {max_tokens}.")
+    if not is_integer(max_tokens) or max_tokens < 1:
+        raise InputError(f"max_tokens must be at least 1, got {max_tokens!r}.")
     if max_tokens >= config.max_position_embeddings:
         raise _too_long(config, max_tokens)
-    if prefill_chunk is not None and prefill_chunk < 1:
-        raise InputError(f"prefill_chunk must be at least 1, got {prefill_chunk}.")
+    if prefill_chunk is not None and (not is_integer(prefill_chunk) or prefill_chunk < 1):
+        raise InputError(f"prefill_chunk must be at least 1, got {prefill_chunk!r}.")
 
 
 class TextStream(Iterator[str]):
@@ -276,9 +279,16 @@ def _as_bytes(prompt: Prompt, tokenizer: ByteTokenizer | None) -> bytes | Sequen
     return tokenizer.to_bytes(prompt)
 
 
-def _checked_ids(data: bytes | Sequence[int], vocab_size: int) -> list[int]:
-    ids = list(data)
-    for place, token in enumerate(ids):
+def _checked_ids(data: Sequence[object], vocab_size: int) -> list[int]:
+    ids = []
+    for place, value in enumerate(data):
+        try:
+            token = index(value)  # type: ignore[arg-type]
+        except TypeError:
+            raise InputError(
+                f"token ids must be integers, got {value!r} at position {place}."
+            ) from None
+        ids.append(token)
         if not 0 <= token < vocab_size:
             raise InputError(
                 f"token ids must lie in 0..{vocab_size - 1}, got {token} at position {place}."

@@ -5,28 +5,43 @@ every device and thread count as long as the logits agree.
 """
 
 import math
+import sys
+from numbers import Integral, Real
+from typing import TypeGuard
 
 import torch
 
 from interlace.errors import InputError, NonFiniteError
 from interlace.shapes import Bool, Float, Tensor
 
-__all__ = ["Sampler", "check_sampling"]
+__all__ = ["Sampler", "check_sampling", "is_integer", "is_number"]
 
 
-def check_sampling(temperature: float, top_p: float, seed: int) -> None:
-    """Refuse options that mean nothing.
+def check_sampling(temperature: object, top_p: object, seed: object) -> None:
+    """Refuse options that mean nothing; their types are checked too, whatever the caller passed.
 
     Raises:
         InputError: a temperature that is negative or not finite, top_p outside (0, 1], or a seed
             outside 0..2^63-1.
     """
-    if not math.isfinite(temperature) or temperature < 0:
-        raise InputError(f"temperature must be 0 (greedy) or a positive number, got {temperature}.")
-    if not 0 < top_p <= 1:
-        raise InputError(f"top_p must lie in (0, 1], got {top_p}; 1 keeps every token.")
-    if not 0 <= seed < 2**63:
-        raise InputError(f"seed must lie in 0..2^63-1, got {seed}.")
+    if not is_number(temperature) or not 0 <= temperature <= sys.float_info.max:
+        raise InputError(
+            f"temperature must be 0 (greedy) or a positive number, got {temperature!r}."
+        )
+    if not is_number(top_p) or not 0 < top_p <= 1:
+        raise InputError(f"top_p must lie in (0, 1], got {top_p!r}; 1 keeps every token.")
+    if not is_integer(seed) or not 0 <= seed < 2**63:
+        raise InputError(f"seed must lie in 0..2^63-1 and be an integer, got {seed!r}.")
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether `value` counts: an integer of any library, but no truth value."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether `value` is a real number, but no truth value."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 class Sampler:
