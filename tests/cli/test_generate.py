@@ -190,6 +190,12 @@ def test_folder_without_config_is_told(capsys, tmp_path):
     refused(capsys, ["generate", str(tmp_path), "--prompt", "a"], "config.json")
 
 
+def test_folder_of_a_run_says_where_the_model_is(capsys, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    refused(capsys, ["generate", str(tmp_path), "--prompt", "a"], f"into {tmp_path / 'model'}")
+
+
 def test_folder_without_weights_is_told(capsys, tmp_path):
     lm = interlace.build("kimi-linear-tiny")
     interlace.save(lm, tmp_path)

@@ -7,7 +7,7 @@ import pytest
 from test_generate import refused
 
 from interlace import training
-from interlace.cli import main
+from interlace.cli import main, train
 from interlace.errors import InputError, NonFiniteError
 
 FIELDS = {
@@ -58,6 +58,21 @@ def test_result_is_told_or_json(capsys, recipe, calls):
     assert err == ""
     assert main(["train", str(recipe), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tokens"] == 90
+
+
+def test_summary_leaves_out_what_was_not_measured_and_scales_times():
+    measured = FIELDS | {"bits_per_byte": 2.0, "wall_hours": 0.5, "cpu_hours": 1.25}
+    assert train.summary(measured).splitlines() == [
+        "steps          7",
+        "tokens         90",
+        "loss           1.500 nats per token, of the last step",
+        "bits per byte  2.000 on the openings of the held-out files",
+        "wall time      30.0 min",
+        "CPU time / 2   1.25 h",
+        "log            out/log.jsonl",
+    ]
+    assert "loss" not in train.summary(FIELDS | {"loss": None})
+    assert "wall time      1.8 s" in train.summary(FIELDS | {"wall_hours": 0.0005})
 
 
 def test_stopped_run_says_how_to_go_on(capsys, recipe, calls):

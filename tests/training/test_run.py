@@ -92,6 +92,9 @@ def test_clocks_add_up_over_a_resume(tmp_path):
         train(path, "schedule.steps=40", resume=True)
     after = train(path, "schedule.steps=4", resume=True)
     assert after.steps == 4
+    # nothing was left to do: no loss, rather than a NaN that is no JSON
+    assert after.loss is None
+    assert read_log(tmp_path / "out", "end")[1]["loss"] is None
     assert read_log(tmp_path / "out", "end")[1]["cpu_seconds"] >= before > 0
 
 
@@ -209,6 +212,7 @@ def test_a_run_is_not_started_over_an_old_one(tmp_path):
         ("data.files=['none*.txt']", "matches none"),
         ("data.files=['doc2.txt']", "at least one byte"),
         ("model.config.vocab_size=200", "vocab_size"),
+        ("model.preset='kimi-linear-tiny'", r"set model.config = \{vocab_size = 257\}"),
         ("model.config.hidden_sise=8", "hidden_sise"),
         ("init=[{match='nothing_has_this', zero=true}]", "must match a parameter"),
         ("schedule.stepss=3", "nearest"),

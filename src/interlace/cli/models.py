@@ -75,6 +75,12 @@ def find(name: str) -> Model:
     if not folder.is_dir():
         raise InputError(
             f"MODEL must be a folder with a config.json, 'default', or one of "
-            f"{', '.join(PRESETS)}; got {name!r}."
+            f"{', '.join(known for known in PRESETS if known != 'default')}; got {name!r}."
+        )
+    trained = folder / "model"
+    if not (folder / "config.json").exists() and (trained / "config.json").is_file():
+        raise InputError(
+            f"MODEL must be a folder with a config.json, {folder} has none; a training run puts "
+            f"its model into {trained}."
         )
     return Model(name, HybridConfig.from_pretrained(folder), folder)

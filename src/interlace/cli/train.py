@@ -19,7 +19,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="train a model as a recipe says",
         description=(
             "Train a model as a recipe says. Checkpoints are written as it goes; a run that was "
-            "stopped continues with --resume as if it had not been."
+            "stopped continues with --resume as if it had not been. docs/training.md lists every "
+            "key of a recipe."
         ),
         epilog="example: interlace train recipes/default/recipe.toml --set schedule.steps=100",
     )
@@ -56,9 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(result))
     elif not args.quiet:
-        width = max(map(len, result), default=0)
-        for key, value in result.items():
-            print(f"{key.replace('_', ' '):<{width}}  {value}")
+        print(summary(result))
     if not result["finished"]:
         print(
             f"interlace: stopped after step {result['steps']:,} with a checkpoint; "
@@ -66,3 +65,31 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 0
+
+
+def summary(result: dict[str, Any]) -> str:
+    """The result as a small table; what was not measured is left out."""
+    rows = {
+        "steps": f"{result['steps']:,}",
+        "tokens": f"{result['tokens']:,}",
+        "loss": _figure(result["loss"], "nats per token, of the last step"),
+        "bits per byte": _figure(result["bits_per_byte"], "on the openings of the held-out files"),
+        "averaged": _figure(result["bits_per_byte_averaged"], "the same, with averaged weights"),
+        "wall time": _duration(result["wall_hours"]),
+        "CPU time / 2": _duration(result["cpu_hours"]),
+        "log": str(Path(result["out"]) / "log.jsonl"),
+        "model": result["model"],
+    }
+    width = max(map(len, rows))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items() if value)
+
+
+def _figure(value: float | None, note: str) -> str | None:
+    return None if value is None else f"{value:.3f} {note}"
+
+
+def _duration(hours: float) -> str:
+    seconds = 3600 * hours
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if hours < 1 else f"{hours:.2f} h"

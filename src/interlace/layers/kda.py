@@ -33,6 +33,10 @@ class ShortConvolution(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(channels, 1, width))
 
+    def extra_repr(self) -> str:
+        """Sizes, for `print(model)`."""
+        return f"{self.weight.shape[0]}, width={self.weight.shape[-1]}"
+
 
 class KimiDeltaAttention(KeepFloat32, nn.Module):
     """One KDA mixer.
@@ -71,6 +75,9 @@ class KimiDeltaAttention(KeepFloat32, nn.Module):
             self.g_b_proj = nn.Linear(width, channels, bias=False)
         self.o_norm = HeadNorm(width)
         self.o_proj = nn.Linear(channels, hidden, bias=False)
+        # like nn.Linear: a layer made alone can be used at once; on meta there is nothing to fill
+        if not self.A_log.is_meta:
+            self.reset_parameters()
 
     def forward(
         self,
@@ -132,24 +139,26 @@ class KimiDeltaAttention(KeepFloat32, nn.Module):
         weight = cast(Tensor, convolution.weight)
         return weight.squeeze(1)  # [H*K, W]
 
-    def reset_parameters(self, generator: torch.Generator) -> None:
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Initialise what is no matrix, as in the reports (spec section 5, "Initialisation").
 
-        Values are drawn on the CPU, whatever device the layer is on.
+        Values are drawn on the CPU, whatever device the layer is on; from torch's own generator
+        when none is given.
         """
         low, high = math.log(1e-3), math.log(1e-1)
-        dt = torch.empty(self.dt_bias.shape).uniform_(low, high, generator=generator)
+        dt = torch.empty(self.dt_bias.shape, device="cpu").uniform_(low, high, generator=generator)
         dt = dt.exp().clamp(min=1e-4)
         with torch.no_grad():
             if self.lower_bound is None:
-                a = torch.empty(self.A_log.shape).uniform_(1, 16, generator=generator)
+                a = torch.empty(self.A_log.shape, device="cpu")
+                a.uniform_(1, 16, generator=generator)
                 self.A_log.copy_(a.log())
             else:
                 self.A_log.zero_()
             self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # the stable inverse of softplus
             for convolution in (self.q_conv1d, self.k_conv1d, self.v_conv1d):
                 bound = convolution.weight.shape[-1] ** -0.5
-                taps = torch.empty(convolution.weight.shape)
+                taps = torch.empty(convolution.weight.shape, device="cpu")
                 convolution.weight.copy_(taps.uniform_(-bound, bound, generator=generator))
 
 
@@ -159,3 +168,7 @@ class HeadNorm(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
+
+    def extra_repr(self) -> str:
+        """Size, for `print(model)`."""
+        return str(self.weight.shape[0])

@@ -7,10 +7,9 @@
     y = o_proj( sigmoid(g_proj(x)) * o )              (the gate of K3; Kimi Linear has none)
 
 Spec section 4; the output is equation (7) of the K3 report. Order and position come from the KDA
-layers:
-nothing is rotated here. With a cache, `kv_b_proj` is folded into the query and the output, or keys
-and values
-are rebuilt block by block when many queries share the cost; they are never stored.
+layers: nothing is rotated here. With a cache, `kv_b_proj` is folded into the query and the output,
+or keys and values are rebuilt block by block when many queries share the cost; they are never
+stored.
 """
 
 import torch

@@ -21,6 +21,9 @@ class Router(KeepFloat32, nn.Module):
     def __init__(self, hidden_size: int, num_experts: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_experts, hidden_size))
+        if not self.weight.is_meta:
+            # as nn.Linear starts
+            nn.init.kaiming_uniform_(self.weight, a=5**0.5)
         self.register_buffer("e_score_correction_bias", torch.zeros(num_experts))
 
 

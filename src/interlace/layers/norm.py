@@ -25,6 +25,10 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
 
+    def extra_repr(self) -> str:
+        """Size and epsilon, for `print(model)`."""
+        return f"{self.weight.shape[0]}, eps={self.eps:g}"
+
     def forward(self, x: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
         """Normalise `x`."""
         return rms_norm(x, self.weight, self.eps).to(self.weight.dtype)

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from interlace.config import HybridConfig, preset
-from interlace.errors import InputError
+from interlace.config import PRESETS, HybridConfig, preset
+from interlace.errors import ConfigError, InputError
 from interlace.layers.kda import KimiDeltaAttention, ShortConvolution
 from interlace.layers.moe import Router
 from interlace.models.hybrid import HybridLM
@@ -19,7 +19,7 @@ def build(
     dtype: str | torch.dtype = "float32",
     device: str | torch.device = "cpu",
 ) -> HybridLM:
-    """A model with random weights.
+    """A model with random weights; `interlace.load` reads trained ones, "default" among them.
 
     Args:
         model: name of a preset (`interlace.config.PRESETS`) or a config.
@@ -31,6 +31,11 @@ def build(
         ConfigError: an unknown preset, or an architecture that is not built yet.
         InputError: an unknown dtype, a seed out of range, or what is no config.
     """
+    if isinstance(model, str) and model not in PRESETS:
+        raise ConfigError(
+            f"no preset is named {model!r}; use one of {', '.join(PRESETS)}, or interlace.load "
+            "for a checkpoint folder."
+        )
     config = preset(model) if isinstance(model, str) else model
     if not isinstance(config, HybridConfig):
         raise InputError(
@@ -52,8 +57,7 @@ def _allocate(lm: HybridLM, device: torch.device) -> None:
     """Give every parameter and buffer of a model on the meta device memory of its own.
 
     `Module.to_empty` does the same through `empty_like`, which on the meta device imports a
-    compiler
-    and a computer algebra system: 70 MB and a second for nothing.
+    compiler and a computer algebra system: 70 MB and a second for nothing.
     """
     for module in lm.modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -10,7 +10,6 @@ import dataclasses
 import errno
 import json
 import logging
-import math
 import os
 import shutil
 import signal
@@ -45,11 +44,12 @@ class TrainResult:
 
     `cpu_hours` is CPU time of all processes over two cores, across resumes; `bits_per_byte` is on
     the run's held-out openings; `model` is None when the run was stopped before its last step.
+    `loss` and both figures are None when this call took no step or made no evaluation.
     """
 
     steps: int
     finished: bool
-    loss: float
+    loss: float | None
     bits_per_byte: float | None
     bits_per_byte_averaged: float | None
     tokens: int
@@ -142,8 +142,8 @@ def _packed(recipe: Recipe, train: Sequence[bytes]) -> PackedRows:
     if max(bos, eos, 255) >= config.vocab_size:
         raise InputError(
             f"a byte-level model must have at least {max(bos, eos, 255) + 1} ids (256 bytes and "
-            "the start of a "
-            f"document), got vocab_size = {config.vocab_size}."
+            f"the start of a document), got vocab_size = {config.vocab_size}; set model.config = "
+            f"{{vocab_size = {max(bos, eos, 255) + 1}}}."
         )
     data = recipe.data
     return PackedRows(train, data.sequence_length, data.batch, recipe.run.seed, bos, eos)
@@ -269,7 +269,7 @@ class _Lead:
             else None
         )
         self.last_eval: dict[str, float] = {}
-        self.loss = math.nan
+        self.loss: float | None = None
         self._saved = facts["step"] if checkpoint is not None else -1
         self._resumed = checkpoint is not None
 
@@ -306,7 +306,7 @@ class _Lead:
                 if self._due(recipe.run.log_every):
                     speed = (self.step - since) * self._tokens_per_step / max(1e-9, now() - mark)
                     self._log_step(result, speed)
-                    self._show(bar, speed)
+                    self._show(bar, result.loss, speed)
                     since, mark = self.step, now()
                 if self._due(recipe.run.eval_every) or self._due(recipe.run.monitor_every):
                     self._evaluate(self._due(recipe.run.monitor_every))
@@ -354,8 +354,8 @@ class _Lead:
     def _due(self, every: int) -> bool:
         return self.step % every == 0 or self.step == self.recipe.schedule.steps
 
-    def _show(self, bar: Any, speed: float) -> None:
-        shown = {"loss": f"{self.loss:.3f}", "tok/s": f"{speed:,.0f}"}
+    def _show(self, bar: Any, loss: float, speed: float) -> None:
+        shown = {"loss": f"{loss:.3f}", "tok/s": f"{speed:,.0f}"}
         if "bits_per_byte" in self.last_eval:
             shown["bits/byte"] = f"{self.last_eval['bits_per_byte']:.3f}"
         bar.set_postfix(shown)
