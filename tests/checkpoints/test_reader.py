@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from tiny_models import K3_STYLE, edit, ids, lively, model, small
 
 import interlace
+from closeness import assert_no_worse
 from interlace.checkpoints import reader
 from interlace.config import preset
 from interlace.config.sizes import weight_bytes
@@ -35,7 +36,8 @@ def assert_same(found: torch.nn.Module, wanted: torch.nn.Module) -> None:
     for name, value in b.items():
         assert a[name].dtype == value.dtype, name
         assert torch.equal(a[name], value), name
-    assert torch.equal(found(ids()), wanted(ids()))
+    # the weights to the bit; a product may round otherwise where they lie in memory
+    assert_no_worse(found(ids()), plain=wanted(ids()), exact=wanted(ids()))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])

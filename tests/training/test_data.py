@@ -101,6 +101,7 @@ def test_read_documents(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"x")
     assert read_documents(tmp_path, ("*.txt", "a.*")) == [b"x", b"\xff\x00"]
     assert read_documents(tmp_path, (str(tmp_path / "a.txt"),)) == [b"x"]
+    assert read_documents(tmp_path, ("*.txt",), without=(str(tmp_path / "a*"),)) == [b"\xff\x00"]
     with pytest.raises(InputError, match="matches none"):
         read_documents(tmp_path, ("*.py",))
 

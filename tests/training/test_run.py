@@ -211,6 +211,7 @@ def test_a_run_is_not_started_over_an_old_one(tmp_path):
     [
         ("data.files=['none*.txt']", "matches none"),
         ("data.files=['doc2.txt']", "at least one byte"),
+        ("data.files=['held.txt']", "at least one byte"),
         ("model.config.vocab_size=200", "vocab_size"),
         ("model.preset='kimi-linear-tiny'", r"set model.config = \{vocab_size = 257\}"),
         ("model.config.hidden_sise=8", "hidden_sise"),

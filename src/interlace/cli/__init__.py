@@ -40,7 +40,7 @@ def build_parser() -> Parser:
     """The parser of all commands."""
     parser = Parser(
         prog="interlace",
-        description="Train, run and size models that interlace linear and global attention.",
+        description="Train and run models that interlace linear and global attention.",
         epilog="example: interlace generate --prompt 'def main():' --max-tokens 200",
     )
     parser.add_argument("--version", action="version", version=f"interlace {interlace.__version__}")

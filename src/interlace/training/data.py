@@ -107,8 +107,10 @@ class PackedRows:
         return self._cached[1], self._cached[2]
 
 
-def read_documents(folder: Path, globs: tuple[str, ...]) -> list[bytes]:
-    """The bytes of the files that match, sorted by path.
+def read_documents(
+    folder: Path, globs: tuple[str, ...], without: tuple[str, ...] = ()
+) -> list[bytes]:
+    """The bytes of the files that match `globs` and none of `without`, sorted by path.
 
     Raises:
         InputError: a pattern that matches no file or is none, or a file that cannot be read.
@@ -126,6 +128,9 @@ def read_documents(folder: Path, globs: tuple[str, ...]) -> list[bytes]:
                 f"a pattern of [data] must match a file, {glob!r} matches none under {folder}."
             )
         paths |= found
+    # by what they are, not how they are written: one pattern may be absolute, the other not
+    out = {path.resolve() for glob in without for path in _matches(folder, glob)}
+    paths = {path for path in paths if path.resolve() not in out}
     try:
         return [path.read_bytes() for path in sorted(paths)]
     except OSError as error:

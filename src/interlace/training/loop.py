@@ -131,8 +131,8 @@ def _texts(recipe: Recipe) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     if data.manifest is not None:
         corpus = read_manifest(recipe.folder / data.manifest)
         return corpus.train, corpus.held_out
-    train = read_documents(recipe.folder, data.files)
     held_out = read_documents(recipe.folder, data.held_out) if data.held_out else []
+    train = read_documents(recipe.folder, data.files, without=data.held_out)
     return tuple(train), tuple(held_out)
 
 

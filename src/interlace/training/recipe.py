@@ -80,7 +80,8 @@ class InitRule:
 class DataRecipe:
     """Text and how it is cut.
 
-    Either `files` (globs) or `manifest`; `batch` is rows per step over all processes.
+    Either `files` (globs) or `manifest`; `batch` is rows per step over all processes. What
+    `held_out` matches is scored and never trained on, also where `files` matches it.
     """
 
     files: tuple[str, ...] = ()
