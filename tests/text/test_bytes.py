@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.errors import InputError
-from interlace.text import ByteTokenizer
+from interlace.text import ByteTokenizer, Tokenizer
 
 
 @given(st.binary(max_size=40))
@@ -54,3 +54,16 @@ def test_impossible_vocabulary_is_refused(fields, message):
 def test_lone_surrogate_is_refused():
     with pytest.raises(InputError, match="lone surrogate at character 1"):
         ByteTokenizer().encode("a\ud800")
+
+
+def test_bytes_have_no_named_marks_and_stop_at_the_end_mark():
+    tokenizer = ByteTokenizer(259, bos=256, eos=257)
+    assert (tokenizer.special, tokenizer.stop) == ({}, (257,))
+    assert ByteTokenizer(259).stop == ()
+    assert tokenizer.encode("<|im_end|>", special=True) == list(b"<|im_end|>")
+
+
+def test_bytes_are_a_tokenizer():
+    names = [name for name in vars(Tokenizer) if not name.startswith("_")]
+    assert len(names) == 9
+    assert all(hasattr(ByteTokenizer(), name) for name in names)

@@ -4,7 +4,8 @@ Imports only `errors`; generation and training share it.
 """
 
 from interlace.text.bytes import ByteTokenizer as ByteTokenizer
+from interlace.text.tokenizer import Tokenizer as Tokenizer
 from interlace.text.utf8 import Utf8Stream as Utf8Stream
 from interlace.text.utf8 import decode_utf8 as decode_utf8
 
-__all__ = ["ByteTokenizer", "Utf8Stream", "decode_utf8"]
+__all__ = ["ByteTokenizer", "Tokenizer", "Utf8Stream", "decode_utf8"]

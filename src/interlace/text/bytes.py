@@ -45,8 +45,22 @@ class ByteTokenizer:
         """The ids that come before the text of a document: the start mark, where there is one."""
         return [] if self.bos is None else [self.bos]
 
-    def encode(self, text: str | bytes) -> list[int]:
+    @property
+    def stop(self) -> tuple[int, ...]:
+        """The ids that end a generation: the end mark, where there is one."""
+        return () if self.eos is None else (self.eos,)
+
+    @property
+    def special(self) -> dict[str, int]:
+        """Marks by name: none, for every text is its bytes."""
+        return {}
+
+    def encode(self, text: str | bytes, *, special: bool = False) -> list[int]:
         """The ids of `text`, without marks.
+
+        Args:
+            text: what to encode; bytes need not be UTF-8.
+            special: changes nothing, since no mark has a name.
 
         Raises:
             InputError: a string with a lone surrogate, which UTF-8 cannot write.
