@@ -20,6 +20,7 @@ SECTIONS = {
     "[model]": recipe.ModelRecipe,
     "[[init]]": recipe.InitRule,
     "[data]": recipe.DataRecipe,
+    "[[data.stage]]": recipe.StageRule,
     "[optimizer]": recipe.OptimizerRecipe,
     "[[optimizer.group]]": recipe.GroupRule,
     "[schedule]": recipe.ScheduleRecipe,

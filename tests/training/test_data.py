@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from interlace.errors import InputError
-from interlace.training.data import BOS, PackedRows, read_documents
+from interlace.training.data import BOS, PackedRows, StagedRows, read_documents
 
 DOCUMENTS = [bytes([65 + i]) * n for i, n in enumerate((5, 1, 30, 12, 7))]
 EOS = 257
@@ -94,6 +94,17 @@ def test_a_corpus_shorter_than_a_row_is_repeated():
 def test_empty_corpus(documents):
     with pytest.raises(InputError, match="at least one byte"):
         PackedRows(documents, 8, 1, seed=0)
+
+
+def test_stages_change_the_rows_at_their_step():
+    documents = [bytes(range(200)), bytes(range(100))]
+    short, long = PackedRows(documents, 7, 6, seed=3), PackedRows(documents, 23, 2, seed=4)
+    rows = StagedRows([(0, short), (5, long)])
+    assert torch.equal(rows.batch(4).tokens, short.batch(4).tokens)
+    assert torch.equal(rows.batch(5, 1, 2).tokens, long.batch(0, 1, 2).tokens)
+    assert torch.equal(rows.batch(9).targets, long.batch(4).targets)
+    assert [rows.tokens(n) for n in (0, 1, 5, 6, 9)] == [0, 42, 210, 256, 394]
+    assert StagedRows([(0, short)]).tokens(3) == 126
 
 
 def test_read_documents(tmp_path):

@@ -111,6 +111,45 @@ def test_more_steps_in_the_constant_phase(tmp_path, monkeypatch):
     assert [start["recipe"]["schedule"]["steps"] for start in starts] == [20, 23]
 
 
+LONGER = "data.stage=[{first_step=%d, sequence_length=31, batch=2}]"
+
+
+def test_rows_grow_longer_on_the_way_and_resume_is_exact(tmp_path, monkeypatch):
+    path = write_recipe(tmp_path)
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    result = train(path, f"run.out={straight}", LONGER % 12)
+    assert result.tokens == 12 * 4 * 19 + 8 * 2 * 31
+    with monkeypatch.context() as patched:
+        at_step(patched, 12, die)
+        with pytest.raises(OSError, match="killed"):
+            train(path, f"run.out={broken}")  # no stage yet: step 10 has not met it
+    with pytest.raises(InputError, match=r"first_step from 10 on"):
+        train(path, f"run.out={broken}", LONGER % 9, resume=True)
+    with pytest.raises(InputError, match="steps already taken"):
+        train(path, f"run.out={broken}", "data.batch=2", resume=True)
+    assert train(path, f"run.out={broken}", LONGER % 12, resume=True).tokens == result.tokens
+    a, b = (load_state(latest_checkpoint(out / "checkpoints")) for out in (straight, broken))
+    assert all(torch.equal(value, b.weights[name]) for name, value in a.weights.items())
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ("[{first_step=5, sequence_length=9, batch=3}]", "data.stage.batch must be a multiple"),
+        ("[{first_step=0, sequence_length=9, batch=2}]", "first_step must be positive"),
+        (
+            "[{first_step=5,sequence_length=9,batch=2}, {first_step=5,sequence_length=8,batch=2}]",
+            "later than the one before",
+        ),
+    ],
+)
+def test_stages_that_cannot_be(tmp_path, stages, message):
+    path = write_recipe(tmp_path)
+    with pytest.raises(InputError, match=message):
+        train(path, f"data.stage={stages}", "run.processes=2")
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_a_run_leaves(tmp_path):
     path = write_recipe(tmp_path, run={"ema": 0.9, "export": "averaged"})
     result = train(path)

@@ -18,7 +18,7 @@ import torch
 from interlace.errors import InputError
 from interlace.shapes import Int, Tensor
 
-__all__ = ["BOS", "Batch", "PackedRows", "read_documents"]
+__all__ = ["BOS", "Batch", "PackedRows", "StagedRows", "read_documents"]
 
 BOS = 256
 
@@ -105,6 +105,33 @@ class PackedRows:
             stream = np.roll(stream, -int(generator.integers(len(stream))))
             self._cached = (epoch, stream, generator.permutation(self.rows_per_epoch))
         return self._cached[1], self._cached[2]
+
+
+class StagedRows:
+    """Packed rows whose length and number change at given steps.
+
+    Each stage goes through the text in an order of its own, from the start of an epoch.
+
+    Args:
+        stages: rows and the first step they are for; the first of them is for step 0.
+    """
+
+    def __init__(self, stages: Sequence[tuple[int, PackedRows]]) -> None:
+        self._stages = list(stages)
+        self.bytes = self._stages[0][1].bytes
+
+    def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
+        """The share of process `rank` in the rows of the 0-based `step`."""
+        first, rows = next((f, r) for f, r in reversed(self._stages) if f <= step)
+        return rows.batch(step - first, rank, world)
+
+    def tokens(self, steps: int) -> int:
+        """Tokens in the first `steps` steps, over all processes."""
+        ends = [first for first, _ in self._stages[1:]] + [steps]
+        return sum(
+            max(0, min(end, steps) - first) * rows.rows * rows.length
+            for (first, rows), end in zip(self._stages, ends, strict=True)
+        )
 
 
 def read_documents(

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from interlace.errors import CheckpointError, InputError, NonFiniteError
 from interlace.training.corpus import read_manifest
-from interlace.training.data import BOS, PackedRows, read_documents
+from interlace.training.data import BOS, PackedRows, StagedRows, read_documents
 from interlace.training.evaluate import EvalSubset
 from interlace.training.monitor import mixer_report
 from interlace.training.processes import Peers, SingleProcess, cpu_seconds, start_peers
@@ -136,7 +136,7 @@ def _texts(recipe: Recipe) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     return tuple(train), tuple(held_out)
 
 
-def _packed(recipe: Recipe, train: Sequence[bytes]) -> PackedRows:
+def _packed(recipe: Recipe, train: Sequence[bytes]) -> StagedRows:
     config = model_config(recipe.model)
     bos, eos = _marks(recipe)
     if max(bos, eos, 255) >= config.vocab_size:
@@ -145,8 +145,19 @@ def _packed(recipe: Recipe, train: Sequence[bytes]) -> PackedRows:
             f"the start of a document), got vocab_size = {config.vocab_size}; set model.config = "
             f"{{vocab_size = {max(bos, eos, 255) + 1}}}."
         )
-    data = recipe.data
-    return PackedRows(train, data.sequence_length, data.batch, recipe.run.seed, bos, eos)
+    return StagedRows(
+        [
+            # the seed of a stage is far from those that runs are given
+            (first, PackedRows(train, length, rows, recipe.run.seed + number * 2**32, bos, eos))
+            for number, (first, length, rows) in enumerate(_stages(dataclasses.asdict(recipe.data)))
+        ]
+    )
+
+
+def _stages(data: dict[str, Any]) -> list[tuple[int, int, int]]:
+    """First step, row length and rows per step of each stage of a [data] section."""
+    rules = [{**data, "first_step": 0}, *data.get("stage", ())]
+    return [(rule["first_step"], rule["sequence_length"], rule["batch"]) for rule in rules]
 
 
 def _marks(recipe: Recipe) -> tuple[int, int]:
@@ -167,7 +178,9 @@ def _starting_point(recipe: Recipe, resume: bool) -> Path | None:
             f"{folder} already holds {latest.name}: resume the run, or name another run.out."
         )
     if latest is not None:
-        _check_schedule(recipe, json.loads((latest / "state.json").read_text(encoding="utf-8")))
+        facts = json.loads((latest / "state.json").read_text(encoding="utf-8"))
+        _check_schedule(recipe, facts)
+        _check_stages(recipe, facts)
     return latest
 
 
@@ -198,6 +211,21 @@ def _check_schedule(recipe: Recipe, facts: dict[str, Any]) -> None:
             "the schedule can be changed only in the constant phase of linear-cooldown; step "
             f"{facts['step']} of {before.steps} ({before.shape}) is past it. Resume with the "
             "schedule of the checkpoint."
+        )
+
+
+def _check_stages(recipe: Recipe, facts: dict[str, Any]) -> None:
+    """Stages may change as long as the rows of the steps already taken stay true."""
+    step = facts["step"]
+    old, new = (
+        [stage for stage in _stages(data) if stage[0] < step]
+        for data in (facts["recipe"]["data"], dataclasses.asdict(recipe.data))
+    )
+    if old != new:
+        raise InputError(
+            "the rows of steps already taken cannot change: the checkpoint of step "
+            f"{step} has (first step, sequence_length, batch) = {old}, the recipe {new}; set "
+            f"data.stage for a first_step from {step} on."
         )
 
 
@@ -242,7 +270,7 @@ class _Lead:
         self,
         recipe: Recipe,
         peers: SingleProcess | Peers,
-        data: PackedRows,
+        data: StagedRows,
         held_out: Sequence[bytes],
         checkpoint: Path | None,
         stop: _Stop,
@@ -295,7 +323,7 @@ class _Lead:
             dynamic_ncols=True,
         )
         stopped = False
-        since, mark = self.step, now()
+        since, mark = self.data.tokens(self.step), now()
         with bar:
             while self.step < recipe.schedule.steps and not stopped:
                 batch = self.data.batch(self.step, self.peers.rank, self.peers.world)
@@ -304,16 +332,17 @@ class _Lead:
                 self.loss, self._cpu, stopped = result.loss, result.cpu, result.stop
                 bar.update()
                 if self._due(recipe.run.log_every):
-                    speed = (self.step - since) * self._tokens_per_step / max(1e-9, now() - mark)
+                    tokens = self.data.tokens(self.step)
+                    speed = (tokens - since) / max(1e-9, now() - mark)
                     self._log_step(result, speed)
                     self._show(bar, result.loss, speed)
-                    since, mark = self.step, now()
+                    since, mark = tokens, now()
                 if self._due(recipe.run.eval_every) or self._due(recipe.run.monitor_every):
                     self._evaluate(self._due(recipe.run.monitor_every))
-                    mark, since = now(), self.step
+                    mark, since = now(), self.data.tokens(self.step)
                 if self._due(recipe.run.checkpoint_every) or stopped:
                     self._save()
-                    mark, since = now(), self.step
+                    mark, since = now(), self.data.tokens(self.step)
         finished = self.step >= recipe.schedule.steps
         model = None
         if finished:
@@ -326,7 +355,7 @@ class _Lead:
             loss=self.loss,
             bits_per_byte=self.last_eval.get("bits_per_byte"),
             bits_per_byte_averaged=self.last_eval.get("bits_per_byte_averaged"),
-            tokens=self.step * self._tokens_per_step,
+            tokens=self.data.tokens(self.step),
             cpu_hours=self._cpu_total / 2 / 3600,
             wall_hours=self._wall_total / 3600,
             out=self.out,
@@ -334,10 +363,6 @@ class _Lead:
         )
         self._log("end", **result_.to_dict())
         return result_
-
-    @property
-    def _tokens_per_step(self) -> int:
-        return self.recipe.data.batch * self.recipe.data.sequence_length
 
     @property
     def _cpu_total(self) -> float:
@@ -389,7 +414,7 @@ class _Lead:
         tensors = {**self.trainer.optimizer_tensors(), "random": torch.get_rng_state()}
         facts = {
             "step": self.step,
-            "rows_seen": self.step * self.recipe.data.batch,
+            "tokens_seen": self.data.tokens(self.step),
             "cpu_seconds": self._cpu_total,
             "wall_seconds": self._wall_total,
             "recipe": self.recipe.to_dict(),

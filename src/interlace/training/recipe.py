@@ -2,7 +2,7 @@
 
     [model]      preset and changed config fields, start values
     [[init]]     start values of parameters whose name matches a pattern
-    [data]       files or a manifest, row length, rows per step
+    [data]       files or a manifest, row length, rows per step; [[data.stage]] changes them later
     [optimizer]  "adamw" or "muon", rates, decay, clipping; [[optimizer.group]] for exceptions
     [schedule]   warm-up, length, shape
     [run]        output folder, seed, threads, processes, precision, what is written when
@@ -34,6 +34,7 @@ __all__ = [
     "Recipe",
     "RunRecipe",
     "ScheduleRecipe",
+    "StageRule",
     "load_recipe",
     "parse_recipe",
 ]
@@ -77,6 +78,18 @@ class InitRule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StageRule:
+    """From the 0-based `first_step` on, rows are cut otherwise: usually fewer and longer."""
+
+    first_step: int
+    sequence_length: int
+    batch: int
+
+    def __post_init__(self) -> None:
+        _positive("data.stage", self, "first_step", "sequence_length", "batch")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DataRecipe:
     """Text and how it is cut.
 
@@ -91,9 +104,16 @@ class DataRecipe:
     batch: int = 16
     eval_bytes: int = 65536
     eval_length: int = 2048
+    stage: tuple[StageRule, ...] = ()
 
     def __post_init__(self) -> None:
         _positive("data", self, "sequence_length", "batch", "eval_bytes", "eval_length")
+        starts = [rule.first_step for rule in self.stage]
+        if starts != sorted(set(starts)):
+            raise InputError(
+                "the first_step of each data.stage must be later than the one before, got "
+                f"{starts}."
+            )
         if bool(self.files) == (self.manifest is not None):
             raise InputError(
                 "[data] must name either files or a manifest; give exactly one of the two."
@@ -223,11 +243,15 @@ class Recipe:
     folder: Path = Path()
 
     def __post_init__(self) -> None:
-        if self.data.batch % self.run.processes:
-            raise InputError(
-                f"data.batch must be a multiple of run.processes, got {self.data.batch} rows for "
-                f"{self.run.processes} processes."
-            )
+        for name, rows in (
+            ("data.batch", self.data.batch),
+            *(("data.stage.batch", rule.batch) for rule in self.data.stage),
+        ):
+            if rows % self.run.processes:
+                raise InputError(
+                    f"{name} must be a multiple of run.processes, got {rows} rows for "
+                    f"{self.run.processes} processes."
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as plain values, without its folder."""
