@@ -8,14 +8,14 @@ from tests.closeness import assert_close, assert_no_worse
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from interlace.errors import ShapeError
+from interlace.errors import BackendUnavailable, ShapeError
 from interlace.ops.attention import (
     absorbed,
     attention_absorbed,
     attention_expanded,
     attention_rebuilt,
     attention_reference,
-    choose_latent_attention,
+    choose,
     latent_attention,
     rebuilt,
 )
@@ -220,10 +220,13 @@ def test_a_later_token_changes_no_earlier_bit(way, dtype):
     assert not torch.equal(before[:, -2:], after[:, -2:])
 
 
-def test_latent_attention_takes_the_named_way():
-    few, many = rebuilt.CROSSOVER - 1, rebuilt.CROSSOVER
-    assert choose_latent_attention(few) == "absorbed"
-    assert choose_latent_attention(many) == "rebuilt"
+def test_latent_attention_takes_the_way_that_suits_or_that_is_named():
+    few, many = choose.CROSSOVER - 1, choose.CROSSOVER
     for tokens, way in ((few, attention_absorbed), (many, attention_rebuilt)):
         inputs = make(1, tokens, tokens + 5, torch.float32)
         assert torch.equal(latent_attention(*inputs), way(*inputs))
+    named = latent_attention(*inputs, backend="attention.absorbed")
+    assert torch.equal(named, attention_absorbed(*inputs))
+    assert not torch.equal(named, attention_rebuilt(*inputs))
+    with pytest.raises(BackendUnavailable, match=r"attention.absorbed, attention.rebuilt, got"):
+        latent_attention(*inputs, backend="rebuilt")

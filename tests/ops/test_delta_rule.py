@@ -216,6 +216,17 @@ def test_kda_takes_the_loop_for_few_tokens_and_the_chunks_for_a_gradient():
     assert kda(*call[:5], return_state=False)[1] is None
 
 
+def test_kda_takes_the_way_that_is_named():
+    call = make_call(2, 5, 2, 6, 4, dtype=torch.float32)
+    named, _ = kda(*call[:5], state=call[5], backend="kda.chunk")
+    assert torch.equal(named, kda_chunk(*call[:5], state=call[5])[0])
+    assert not torch.equal(named, kda(*call[:5], state=call[5])[0])
+    call[0].requires_grad_()
+    looped = kda(*call[:5], chunk=16, return_state=False, backend="kda.recurrent")
+    assert looped[1] is None
+    assert torch.equal(looped[0], kda_recurrent(*call[:5])[0])
+
+
 # ---- causality, padding, memory
 
 

@@ -25,6 +25,18 @@ def test_a_named_way_never_falls_back():
         choose([SMALL, EVEN], 4, "toy.fast")
 
 
+def test_a_way_that_passes_runs_when_named():
+    slow = Backend(
+        name="toy.slow", refuses=SMALL.refuses, passes=lambda n: "max is faster", run=min
+    )
+    assert choose([slow, EVEN], 2) is EVEN
+    assert choose([slow, EVEN], 2, "toy.slow") is slow
+    with pytest.raises(BackendUnavailable, match="below 3"):
+        choose([slow, EVEN], 4, "toy.slow")
+    assert explain([slow], 2) == [("toy.slow", "max is faster")]
+    assert explain([slow], 4) == [("toy.slow", "n must be below 3")]
+
+
 def test_all_refusals_are_in_the_message_and_in_the_table():
     with pytest.raises(BackendUnavailable, match=r"below 3; toy.even: n must be even"):
         choose([SMALL, EVEN], 5)

@@ -1,8 +1,9 @@
 """Which way of an operator takes a call: one record per way, and one function that chooses.
 
-A record says by itself why it refuses. `auto` takes the first that does not; a way asked for by
-name never falls back. The choice is logged once per operator and way, and `explain` returns the
-reasons.
+A record says by itself why it cannot take a call (`refuses`), and why another is the faster way for
+it (`passes`). `auto` takes the first that does neither; a way asked for by name runs unless it
+refuses, and never falls back. The choice is logged once per operator and way, and `explain` returns
+the reasons.
 """
 
 import logging
@@ -17,6 +18,10 @@ __all__ = ["Backend", "choose", "explain"]
 _log = logging.getLogger("interlace")
 
 
+def _never(_: Any) -> str | None:
+    return None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backend:
     """One way to compute an operator.
@@ -25,11 +30,19 @@ class Backend:
         name: what a caller asks for, as `kda.chunk`; the part before the dot names the operator.
         refuses: why it cannot take this call, all reasons in one string, or None.
         run: the function itself.
+        passes: why another way should take this call although this one could, or None. Only `auto`
+            listens to it.
     """
 
     name: str
     refuses: Callable[[Any], str | None]
     run: Callable[..., Any]
+    passes: Callable[[Any], str | None] = _never
+
+    def unwilling(self, call: Any) -> str | None:
+        """Why `auto` does not take this way for `call`, or None."""
+        reason = self.refuses(call)
+        return self.passes(call) if reason is None else reason
 
 
 # names already announced; it changes what is logged and never what is chosen
@@ -42,10 +55,10 @@ def choose(records: Sequence[Backend], call: Any, backend: str = "auto") -> Back
     Args:
         records: in order of preference.
         call: what `refuses` looks at.
-        backend: a record's name, or "auto" for the first that does not refuse.
+        backend: a record's name, or "auto" for the first that neither refuses nor passes.
 
     Raises:
-        BackendUnavailable: the named one refuses or does not exist, or all refuse.
+        BackendUnavailable: the named one refuses or does not exist, or none is willing.
     """
     if backend == "auto":
         return _first_willing(records, call)
@@ -62,14 +75,14 @@ def choose(records: Sequence[Backend], call: Any, backend: str = "auto") -> Back
 
 
 def explain(records: Sequence[Backend], call: Any) -> list[tuple[str, str | None]]:
-    """Every record's name with the reason why it refuses `call`, or None where it would take it."""
-    return [(record.name, record.refuses(call)) for record in records]
+    """Every record's name with the reason why `auto` leaves it, or None where it would take it."""
+    return [(record.name, record.unwilling(call)) for record in records]
 
 
 def _first_willing(records: Sequence[Backend], call: Any) -> Backend:
     refused: list[str] = []
     for record in records:
-        reason = record.refuses(call)
+        reason = record.unwilling(call)
         if reason is None:
             if record.name not in _announced:
                 _announced.add(record.name)

@@ -8,17 +8,19 @@ latent_attention      picks one of the last two
 """
 
 from interlace.ops.attention.absorbed import attention_absorbed as attention_absorbed
+from interlace.ops.attention.choose import LATENT_BACKENDS as LATENT_BACKENDS
+from interlace.ops.attention.choose import LatentCall as LatentCall
+from interlace.ops.attention.choose import latent_attention as latent_attention
 from interlace.ops.attention.expanded import attention_expanded as attention_expanded
 from interlace.ops.attention.rebuilt import attention_rebuilt as attention_rebuilt
-from interlace.ops.attention.rebuilt import choose_latent_attention as choose_latent_attention
-from interlace.ops.attention.rebuilt import latent_attention as latent_attention
 from interlace.ops.attention.reference import attention_reference as attention_reference
 
 __all__ = [
+    "LATENT_BACKENDS",
+    "LatentCall",
     "attention_absorbed",
     "attention_expanded",
     "attention_rebuilt",
     "attention_reference",
-    "choose_latent_attention",
     "latent_attention",
 ]

@@ -10,44 +10,13 @@ backward. Rows of unequal length are taken one by one, each cut to its own lengt
 
 import torch
 
-from interlace.ops.attention.absorbed import attention_absorbed
 from interlace.ops.attention.layout import accumulation_dtype, check_latent, row_lengths
 from interlace.shapes import Float, Int, Tensor
 
-__all__ = ["attention_rebuilt", "choose_latent_attention", "latent_attention"]
+__all__ = ["attention_rebuilt"]
 
 LATENT_BLOCK = 512
 QUERY_BLOCK = 256
-# Queries of one call from which rebuilding is the faster way (README: measured).
-CROSSOVER = 48
-
-
-def choose_latent_attention(tokens: int) -> str:
-    """Name the way: "rebuilt" from `CROSSOVER` queries of one call, "absorbed" below."""
-    return "rebuilt" if tokens >= CROSSOVER else "absorbed"
-
-
-def latent_attention(
-    q: Float[Tensor, "B T H K"],
-    latent: Float[Tensor, "B M latent"],
-    w_uk: Float[Tensor, "H N R"],
-    w_uv: Float[Tensor, "H V R"],
-    *,
-    lengths: Int[Tensor, "B"] | None = None,
-    scale: float | None = None,
-) -> Float[Tensor, "B T H V"]:
-    """Causal attention against the latent, by the way that `choose_latent_attention` names.
-
-    Arguments, dtypes and errors as for `attention_absorbed`.
-    """
-    run = (
-        attention_rebuilt
-        if choose_latent_attention(q.shape[1]) == "rebuilt"
-        else attention_absorbed
-    )
-    out = run(q, latent, w_uk, w_uv, lengths=lengths, scale=scale)
-    assert isinstance(out, Tensor)
-    return out
 
 
 def attention_rebuilt(

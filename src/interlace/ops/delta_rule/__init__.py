@@ -1,5 +1,7 @@
 """The gated delta rule of Kimi Delta Attention: decay gate, recurrence, chunked form."""
 
+from interlace.ops.delta_rule.choose import KDA_BACKENDS as KDA_BACKENDS
+from interlace.ops.delta_rule.choose import KDACall as KDACall
 from interlace.ops.delta_rule.choose import kda as kda
 from interlace.ops.delta_rule.chunked import kda_chunk as kda_chunk
 from interlace.ops.delta_rule.gate import kda_gate as kda_gate
