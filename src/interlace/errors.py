@@ -8,7 +8,8 @@
     |-- CacheError          (ValueError)    a cache that does not belong to this call
     |-- MemoryLimitError    (RuntimeError)  the machine has too little memory for what was asked
     |-- NonFiniteError      (RuntimeError)  a training step met a tensor that is not finite
-    `-- BackendUnavailable  (RuntimeError)  a kernel asked for by name cannot take this call
+    |-- BackendUnavailable  (RuntimeError)  a kernel asked for by name cannot take this call
+    `-- MissingExtra        (ImportError)   an optional package that this needs is not installed
 
 Every message says what must hold, what came, and what to do. The command line turns any of them
 into one sentence on standard error and exit status 2 (1 for `NonFiniteError`: the run started and
@@ -23,6 +24,7 @@ __all__ = [
     "InputError",
     "InterlaceError",
     "MemoryLimitError",
+    "MissingExtra",
     "NonFiniteError",
     "ShapeError",
 ]
@@ -62,3 +64,19 @@ class NonFiniteError(InterlaceError, RuntimeError):
 
 class BackendUnavailable(InterlaceError, RuntimeError):
     """A kernel asked for by name cannot take this call."""
+
+
+class MissingExtra(InterlaceError, ImportError):
+    """An optional package that is needed here is not installed.
+
+    Args:
+        purpose: what needs it, as the subject of the sentence.
+        package: its name on the package index.
+        extra: the extra of this package that brings it.
+    """
+
+    def __init__(self, purpose: str, package: str, extra: str) -> None:
+        super().__init__(
+            f"{purpose} needs the package {package}, which is not installed; install it with: "
+            f"pip install 'interlace[{extra}]'."
+        )

@@ -18,6 +18,7 @@ from interlace.checkpoints import reader
 from interlace.config import preset
 from interlace.config.sizes import weight_bytes
 from interlace.errors import CheckpointError, ConfigError, InputError
+from interlace.text.ranks import write_tokenizer
 
 CONV = "model.layers.0.self_attn.k_conv1d.weight"
 A_LOG = "model.layers.0.self_attn.A_log"
@@ -370,8 +371,7 @@ def test_b70_no_other_library_and_no_code_of_the_checkpoint(folder, monkeypatch)
         (300, None, True),
         (61, None, False),
         (5000, None, False),
-        (256, "tokenizer.json", False),
-        (256, "tiktoken.model", False),
+        (256, "tokenizer.model", False),
     ],
 )
 def test_bytes_are_the_tokenizer_of_a_small_vocabulary(tmp_path, vocab, file, given):
@@ -382,3 +382,17 @@ def test_bytes_are_the_tokenizer_of_a_small_vocabulary(tmp_path, vocab, file, gi
     assert (lm.tokenizer is not None) == given
     if given:
         assert lm.tokenizer.encode("ab") == [97, 98]
+        assert lm.tokenizer.vocab_size == vocab
+
+
+def test_tokenizer_of_the_folder_comes_with_the_model_unless_refused(tmp_path):
+    folder = tmp_path / "x"
+    interlace.save(interlace.build(small(vocab_size=600)), folder)
+    marks = write_tokenizer(folder, 600)
+    lm = interlace.load(folder)
+    assert lm.tokenizer.encode("<|im_end|>", special=True) == [marks["<|im_end|>"]]
+    assert interlace.load(folder, tokenizer=False).tokenizer is None
+    (folder / "tiktoken.model").write_text("YQ== none\n")
+    with pytest.raises(CheckpointError, match="line 1"):
+        interlace.load(folder)
+    assert interlace.load(folder, tokenizer=False).tokenizer is None

@@ -64,6 +64,4 @@ def test_bytes_have_no_named_marks_and_stop_at_the_end_mark():
 
 
 def test_bytes_are_a_tokenizer():
-    names = [name for name in vars(Tokenizer) if not name.startswith("_")]
-    assert len(names) == 9
-    assert all(hasattr(ByteTokenizer(), name) for name in names)
+    assert isinstance(ByteTokenizer(), Tokenizer)

@@ -40,41 +40,44 @@ from interlace.config import PRESETS, HybridConfig
 from interlace.errors import CheckpointError, ConfigError
 from interlace.models import HybridLM
 from interlace.shapes import Tensor
+from interlace.text import load_tokenizer
 
 __all__ = ["load"]
 
 log = logging.getLogger("interlace")
-
-# a vocabulary of bytes and a few marks; larger ones are of merged pieces
-_BYTE_VOCABULARY = range(256, 4097)
-_TOKENIZER_FILES = ("tiktoken.model", "tokenizer.json", "tokenizer.model")
 
 
 def load(
     path: str | Path,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device = "cpu",
+    *,
+    tokenizer: bool = True,
 ) -> HybridLM:
     """The model of a checkpoint folder in the published layout of `kimi_linear` or `kimi_k3`.
 
-    Its `tokenizer` is a `ByteTokenizer` where the vocabulary is one of bytes, and None otherwise.
+    Its `tokenizer` is the folder's (`interlace.text.load_tokenizer`).
 
     Args:
         path: the folder, or "default" for the bundled model.
         dtype: of the weights, except those that stay in float32; None takes the config's.
         device: where the weights go. On "cpu" they may be views of the files, copied when they are
             written to.
+        tokenizer: False leaves `lm.tokenizer` None, for ids alone: then no tokenizer file is read
+            and no package for it is needed.
 
     Raises:
         ConfigError: a config that cannot be read, or whose model cannot be built yet.
         CheckpointError: no such folder, a damaged file, or a tensor that is missing, unexpected,
-            mis-shaped, not finite or of a dtype that is not floating.
+            mis-shaped, not finite or of a dtype that is not floating; a broken tokenizer file.
         InputError: an unknown dtype.
+        MissingExtra: the package for the folder's tokenizer is not installed.
     """
     wanted = None if dtype is None else as_dtype(dtype)[1]
     folder = _find(path)
     config = HybridConfig.from_pretrained(folder)
     _refuse_unbuilt(config, folder)
+    text = load_tokenizer(folder) if tokenizer else None
     headers = read_folder(folder)
     found = match(config, headers.tensors)
     _check(folder, headers, found)
@@ -95,7 +98,7 @@ def load(
             if found.tied_head is not None:
                 _check_tied_head(lm, source, headers.tensors[found.tied_head], found.tied_head)
     _check_whole(lm)
-    lm.tokenizer = _tokenizer(config, folder)
+    lm.tokenizer = text
     return lm
 
 
@@ -248,12 +251,3 @@ def _check_whole(lm: HybridLM) -> None:
     tensors = [*lm.named_parameters(), *lm.named_buffers()]
     empty = [name for name, value in tensors if value.is_meta and name != HEAD]
     assert not empty, f"no tensor was read for {listed(empty)}"
-
-
-def _tokenizer(config: HybridConfig, folder: Path) -> object:
-    foreign = any((folder / name).exists() for name in _TOKENIZER_FILES)
-    if foreign or config.vocab_size not in _BYTE_VOCABULARY:
-        return None
-    from interlace.text import ByteTokenizer
-
-    return ByteTokenizer(config.vocab_size, config.bos_token_id, config.eos_token_id)

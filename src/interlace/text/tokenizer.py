@@ -9,12 +9,15 @@ and stand for none; what is left of a model's vocabulary stands for nothing and 
 happens to spell it.
 """
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Iterable, Iterator
+from typing import Protocol, runtime_checkable
 
-__all__ = ["Tokenizer"]
+from interlace.errors import InputError
+
+__all__ = ["Tokenizer", "as_text", "checked"]
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """The methods that generation, chat, training and servers use."""
 
@@ -67,3 +70,37 @@ class Tokenizer(Protocol):
         Args:
             keep_eos: False adds the ids of `stop`, for a generation that runs to its limit.
         """
+
+
+def as_text(text: str | bytes) -> str:
+    """`text` as valid Unicode.
+
+    Raises:
+        InputError: bytes that are no UTF-8, or a lone surrogate.
+    """
+    try:
+        if isinstance(text, bytes):
+            return text.decode("utf-8")
+        text.encode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"text given as bytes must be valid UTF-8, got the byte "
+            f"0x{error.object[error.start]:02X} at offset {error.start}; this tokenizer reads text."
+        ) from None
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"text must be valid Unicode, got a lone surrogate at character {error.start}; remove "
+            "it."
+        ) from None
+    return text
+
+
+def checked(ids: Iterable[int], vocab_size: int) -> Iterator[int]:
+    """`ids`, each refused when it is not in the vocabulary."""
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise InputError(
+                f"token ids must lie in 0..{vocab_size - 1}, got {token}; they come from another "
+                "vocabulary."
+            )
+        yield token
