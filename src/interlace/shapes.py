@@ -19,9 +19,10 @@ then the shared key.
 from jaxtyping import Bool as Bool
 from jaxtyping import Float as Float
 from jaxtyping import Int as Int
+from jaxtyping import UInt8 as UInt8
 from torch import Tensor as Tensor
 
-__all__ = ["LEGEND", "Bool", "Float", "Int", "Tensor"]
+__all__ = ["LEGEND", "Bool", "Float", "Int", "Tensor", "UInt8"]
 
 LEGEND: dict[str, str] = {
     "B": "batch",
