@@ -17,6 +17,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 SCRIPTS = [path for folder in ("tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
 # Room -> lines it may have. A room over 2,500 is split, or argued for in docs/architecture.md.
 LINES = 2_500
+ARGUED = {"ops": 4_000}
 ROOMS = sorted(
     path.name for path in PACKAGE.iterdir() if path.is_dir() and (path / "__init__.py").exists()
 )
@@ -103,7 +104,7 @@ def test_no_file_over_500_lines():
 
 def test_no_room_over_its_lines():
     sizes = {room: sum(map(lines_of, (PACKAGE / room).rglob("*.py"))) for room in ROOMS}
-    assert not {room: n for room, n in sizes.items() if n > LINES}
+    assert not {room: n for room, n in sizes.items() if n > ARGUED.get(room, LINES)}
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -18,7 +18,6 @@ IDS = [f"B{number:02d}" for number in range(4, 103) if number not in GAPS]
 # Feature -> signs that it is built: "room" (a folder), or "room:pattern", which matches the name
 # of a module, class, function or method there. Whoever builds one finds its faults red here.
 FEATURES = {
-    "attention residuals": ["ops:attn_res*", "layers:AttentionResidual*", "layers:AttnRes*"],
     "cache offload": ["caches:offload*"],
     "cache reorder": ["caches:reorder*"],
     "cache saving": ["caches:save*", "caches:load_cache"],

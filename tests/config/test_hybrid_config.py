@@ -105,7 +105,7 @@ SIZES = """
     vocab_size hidden_size num_hidden_layers num_attention_heads qk_nope_head_dim v_head_dim
     kv_lora_rank q_lora_rank kda_num_heads kda_head_dim short_conv_kernel_size intermediate_size
     num_experts num_experts_per_token moe_intermediate_size moe_layer_freq num_expert_group
-    topk_group routed_expert_hidden_size attn_res_block_size max_position_embeddings
+    topk_group routed_expert_hidden_size max_position_embeddings
 """.split()  # noqa: SIM905
 
 
@@ -117,9 +117,10 @@ def test_sizes_are_positive_integers(name, value):
 
 
 @pytest.mark.parametrize(
-    "name", ["qk_rope_head_dim", "num_shared_experts", "first_k_dense_replace"]
+    "name",
+    ["qk_rope_head_dim", "num_shared_experts", "first_k_dense_replace", "attn_res_block_size"],
 )
-@pytest.mark.parametrize("value", [-1, False, None])
+@pytest.mark.parametrize("value", [-1, False, "2"])
 def test_counts_may_be_zero_but_no_less(name, value):
     with pytest.raises(ConfigError, match=name):
         ODD.replace(**{name: value})

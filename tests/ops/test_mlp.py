@@ -62,3 +62,24 @@ def test_situ_by_hand():
     assert_close(situ_glu(g, u, 4.0, 25.0), capped * 25 * torch.tanh(u / 25), 1e-12)
     assert_close(situ_glu(g, u, 4.0, None), capped * u, 1e-12)
     assert_close(situ_glu(g, u, None, None), torch.tanh(g) / (1 + torch.exp(-g)) * u, 1e-12)
+
+
+@pytest.mark.parametrize(("beta", "linear_beta"), [(4.0, None), (None, None), (0.7, 3.0)])
+def test_situ_gradients_with_and_without_caps(beta, linear_beta):
+    gate, up, dy = inputs(torch.float64)
+    want = gradients(
+        lambda g, u: situ_glu_reference(g, u, beta, linear_beta, compute_dtype=torch.float64),
+        (gate, up),
+        dy,
+    )
+    got = gradients(lambda g, u: situ_glu(g, u, beta, linear_beta), (gate, up), dy)
+    for a, b in zip(got, want, strict=True):
+        assert_close(a, b, 1e-10)
+
+
+def test_situ_keeps_three_tensors_for_its_backward():
+    gate, up, _ = (x.requires_grad_() for x in inputs(torch.float32))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        situ_glu(gate, up)
+    assert len(kept) == 3

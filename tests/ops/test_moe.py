@@ -1,11 +1,22 @@
 """Routing and experts against the token-by-token reference."""
 
+from inspect import unwrap
+
 import pytest
 import torch
 
 from closeness import assert_close, assert_no_worse
 from interlace.errors import ShapeError
-from interlace.ops.moe import moe_experts, moe_experts_reference, route, route_reference
+from interlace.ops.mlp import situ_glu, situ_glu_reference, swiglu, swiglu_reference
+from interlace.ops.moe import (
+    choose,
+    dispatch,
+    moe_experts,
+    moe_experts_reference,
+    route,
+    route_reference,
+    router_scores,
+)
 
 T, D, E, F, K = 9, 7, 12, 5, 3
 
@@ -82,16 +93,21 @@ def test_groups_that_cannot_supply_the_experts_are_refused():
 
 @pytest.mark.parametrize("tokens", [1, T])
 @pytest.mark.parametrize("stacked", [True, False])
-def test_experts_equal_the_reference_with_gradients(tokens, stacked):
+@pytest.mark.parametrize(
+    ("glu", "reference"),
+    [(swiglu, swiglu_reference), (situ_glu, situ_glu_reference)],
+    ids=["swiglu", "situ"],
+)
+def test_experts_equal_the_reference_with_gradients(tokens, stacked, glu, reference):
     x, weight, bias = router()
     indices, weights = route(x[:tokens], weight, bias, top_k=K)
     given = [t.detach().requires_grad_() for t in (x[:tokens], weights, *experts())]
 
     def fast(x, w, *m):
-        return moe_experts(x, indices, w, *(m if stacked else (list(e) for e in m)))
+        return moe_experts(x, indices, w, *(m if stacked else (list(e) for e in m)), glu=glu)
 
     def plain(x, w, *m):
-        return moe_experts_reference(x, indices, w, *m, compute_dtype=torch.float64)
+        return moe_experts_reference(x, indices, w, *m, glu=reference, compute_dtype=torch.float64)
 
     got, want = fast(*given), plain(*given)
     assert_close(got, want, 1e-10)
@@ -146,3 +162,78 @@ def test_lists_of_different_length_are_refused():
     w1, w2, w3 = experts()
     with pytest.raises(ShapeError, match="one matrix per expert"):
         moe_experts(x, indices, weights, list(w1), list(w2[:3]), list(w3))
+
+
+def loop_over_experts(x, indices, weights, w1, w2, w3, glu):
+    """Every expert on every token, and a mask: the plainest sum there is."""
+    out = torch.zeros_like(x)
+    for e in range(len(w1)):
+        share = (weights * (indices == e)).sum(-1, keepdim=True)
+        out = out + share * (glu(x @ w1[e].T, x @ w3[e].T) @ w2[e].T)
+    return out
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 250])
+def test_sorted_dispatch_is_the_loop_over_experts_with_gradients(tokens):
+    x = torch.randn(tokens, D, dtype=torch.float64)
+    _, weight, bias = router()
+    indices, weights = route(x, weight, bias, top_k=K)
+    given = [t.detach().requires_grad_() for t in (x, weights, *experts())]
+    got = moe_experts(given[0], indices, *given[1:], glu=situ_glu)
+    want = loop_over_experts(given[0], indices, *given[1:], glu=situ_glu_reference64)
+    assert_close(got, want, 1e-10)
+    dy = torch.randn_like(got)
+    for a, b in zip(
+        torch.autograd.grad(got, given, dy), torch.autograd.grad(want, given, dy), strict=True
+    ):
+        assert_close(a, b, 1e-10)
+
+
+def situ_glu_reference64(gate, up):
+    return situ_glu_reference(gate, up, compute_dtype=torch.float64)
+
+
+def test_a_hundred_thousand_tokens_are_those_of_each_alone():
+    tokens, count = 100_000, 40
+    x = torch.randn(tokens, D)
+    weight, bias = torch.randn(count, D), 0.3 * torch.randn(count)
+    shapes = [(count, F, D), (count, D, F), (count, F, D)]
+    matrices = [torch.randn(s) for s in shapes]
+    indices, weights = route(x, weight, bias, top_k=K)
+    got = moe_experts(x, indices, weights, *matrices)
+    for row in (0, 31_415, tokens - 1):
+        one = slice(row, row + 1)
+        alone = moe_experts(x[one], indices[one], weights[one], *matrices)
+        assert_close(got[one], alone, 1e-5)
+    with torch.no_grad():
+        assert_close(moe_experts(x, indices, weights, *matrices), got, 1e-6)
+
+
+def test_an_expert_runs_once_for_all_its_tokens_in_ascending_order():
+    x, weight, bias = router()
+    indices, weights = route(x, weight, bias, top_k=K)
+    calls = []
+
+    def expert(e, tokens):
+        calls.append((e, len(tokens)))
+        return tokens
+
+    out = dispatch(x, indices, weights, expert)
+    assert [e for e, _ in calls] == sorted(set(indices.flatten().tolist()))
+    assert dict(calls) == {e: int((indices == e).sum()) for e, _ in calls}
+    assert_close(out, x * weights.sum(-1, keepdim=True), 1e-12)
+
+
+def test_choices_of_other_rows_are_refused():
+    x, weight, bias = router()
+    indices, weights = route(x, weight, bias, top_k=K)
+    with pytest.raises(ShapeError, match="pass what route returned"):
+        # past the checker of annotations, which is not there outside the tests
+        unwrap(dispatch)(x[:3], indices, weights, lambda e, tokens: tokens)
+
+
+def test_scores_and_choice_are_the_two_halves_of_routing():
+    x, weight, bias = router()
+    both = choose(router_scores(x, weight), bias, top_k=K, scaling=2.446)
+    for a, b in zip(both, route(x, weight, bias, top_k=K, scaling=2.446), strict=True):
+        assert torch.equal(a, b)

@@ -125,20 +125,14 @@ def _find(path: str | Path) -> Path:
 
 
 def _refuse_unbuilt(config: HybridConfig, folder: Path) -> None:
-    unbuilt = {
-        "Attention Residuals": config.attn_res_block_size is not None,
-        "latent experts": config.routed_expert_hidden_size is not None,
-        "the SiTU activation": config.hidden_act == "situ",
-    }
-    features = [name for name, used in unbuilt.items() if used]
-    if config.quantization is not None:
-        form = config.quantization.get("format")
-        features.append("packed MXFP4 weights" if form == MXFP4 else f"quantised weights ({form})")
-    if features:
-        raise ConfigError(
-            f"the model in {folder} has {', '.join(features)}, which this version cannot run; its "
-            "config can be read and sized."
-        )
+    if config.quantization is None:
+        return
+    form = config.quantization.get("format")
+    feature = "packed MXFP4 weights" if form == MXFP4 else f"quantised weights ({form})"
+    raise ConfigError(
+        f"the model in {folder} has {feature}, which this version cannot run; its config can be "
+        "read and sized."
+    )
 
 
 def _check(folder: Path, headers: FolderHeaders, found: Match) -> None:

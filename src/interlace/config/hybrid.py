@@ -87,7 +87,8 @@ class HybridConfig:
         topk_group: groups that a token may choose from.
         routed_expert_hidden_size: width of the latent that routed experts work in, or None.
         latent_moe_use_norm: a norm before the latent is projected up again.
-        attn_res_block_size: decoder layers per Attention Residuals block, or None.
+        attn_res_block_size: decoder layers per Attention Residuals block, or None; 0 is the full
+            form, where every output stands for itself, which no published model has.
         rms_norm_eps: epsilon of all norms but the low-rank ones (`LORA_NORM_EPS`).
         initializer_range: standard deviation of a fresh linear weight.
         tie_word_embeddings: the head shares the embedding's storage.
@@ -469,7 +470,7 @@ def _check_experts(config: HybridConfig) -> None:
 
 def _check_rest(config: HybridConfig) -> None:
     if config.attn_res_block_size is not None:
-        check_int("attn_res_block_size", config.attn_res_block_size, 1)
+        check_int("attn_res_block_size", config.attn_res_block_size, 0)
     _check_float(config, "rms_norm_eps", 0.0)
     _check_float(config, "initializer_range", 0.0)
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):

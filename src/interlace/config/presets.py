@@ -9,8 +9,7 @@ from typing import Any
 from interlace.config.hybrid import HybridConfig
 from interlace.errors import ConfigError
 
-# the published form of K3's packed experts; it is kept on save, so it is given literally
-_K3_QUANTIZATION: dict[str, Any] = {
+K3_QUANTIZATION: dict[str, Any] = {
     "config_groups": {
         "group_0": {
             "format": "mxfp4-pack-quantized",
@@ -47,6 +46,7 @@ _K3_QUANTIZATION: dict[str, Any] = {
     "quant_method": "compressed-tensors",
     "quantization_status": "compressed",
 }
+"""The published form of K3's packed experts; it is kept on save, so it is given literally."""
 
 # head sizes that both published models share
 _PUBLISHED_HEADS: dict[str, Any] = {
@@ -94,7 +94,7 @@ def _kimi_k3() -> HybridConfig:
         latent_moe_use_norm=True,
         attn_res_block_size=12,
         model_type="kimi_k3",
-        quantization=_K3_QUANTIZATION,
+        quantization=K3_QUANTIZATION,
     )
 
 
@@ -136,6 +136,71 @@ def _kimi_linear_tiny() -> HybridConfig:
         first_k_dense_replace=1,
         routed_scaling_factor=2.446,
         dtype="float32",
+    )
+
+
+def _kimi_k3_tiny() -> HybridConfig:
+    return HybridConfig(
+        # the last two layers are both global, as in the release; three blocks, the last not full
+        **_layers(5),
+        vocab_size=256,
+        hidden_size=64,
+        num_attention_heads=4,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=16,
+        kv_lora_rank=32,
+        q_lora_rank=24,
+        mla_use_output_gate=True,
+        kda_num_heads=4,
+        kda_head_dim=16,
+        gate_lower_bound=-5.0,
+        use_full_rank_gate=True,
+        intermediate_size=96,
+        hidden_act="situ",
+        activation_situ_beta=4.0,
+        activation_situ_linear_beta=25.0,
+        num_experts=8,
+        num_experts_per_token=2,
+        moe_intermediate_size=32,
+        num_shared_experts=2,
+        first_k_dense_replace=1,
+        routed_expert_hidden_size=32,
+        latent_moe_use_norm=True,
+        attn_res_block_size=2,
+        dtype="float32",
+        model_type="kimi_k3",
+    )
+
+
+def _kimi_k3_small() -> HybridConfig:
+    # K3's proportions where they can be kept: heads per width, half-width latent, feed-forwards,
+    # blocks; fewer and fewer chosen experts. 3.4 GB on disk
+    return HybridConfig(
+        **_PUBLISHED_HEADS,
+        **_layers(21),
+        vocab_size=32_768,
+        hidden_size=1536,
+        num_attention_heads=20,
+        q_lora_rank=384,
+        mla_use_output_gate=True,
+        kda_num_heads=20,
+        gate_lower_bound=-5.0,
+        use_full_rank_gate=True,
+        intermediate_size=7168,
+        hidden_act="situ",
+        activation_situ_beta=4.0,
+        activation_situ_linear_beta=25.0,
+        num_experts=128,
+        num_experts_per_token=8,
+        moe_intermediate_size=640,
+        num_shared_experts=2,
+        first_k_dense_replace=1,
+        routed_expert_hidden_size=768,
+        latent_moe_use_norm=True,
+        attn_res_block_size=3,
+        model_type="kimi_k3",
+        quantization=K3_QUANTIZATION,
     )
 
 
@@ -212,6 +277,8 @@ def _all_mla(hybrid: Callable[[], HybridConfig]) -> Callable[[], HybridConfig]:
 PRESETS: dict[str, Callable[[], HybridConfig]] = {
     "kimi-k3": _kimi_k3,
     "kimi-linear-48b": _kimi_linear_48b,
+    "kimi-k3-small": _kimi_k3_small,
+    "kimi-k3-tiny": _kimi_k3_tiny,
     "kimi-linear-tiny": _kimi_linear_tiny,
     "kimi-linear-tiny-mla": _all_mla(_kimi_linear_tiny),
     "default": _default,

@@ -1,4 +1,8 @@
-"""The pre-norm residual block: x + mixer(norm(x)), then x + feed_forward(norm(x))."""
+"""One layer of the stack: a mixer over time, then a feed-forward, each behind a norm.
+
+The plain residual form is `Block.forward`: x + mixer(norm(x)), then x + feed_forward(norm(x)).
+What else can join sublayers is in `interlace.layers.residual`.
+"""
 
 from typing import Any
 
@@ -7,7 +11,7 @@ from torch import nn
 from interlace.config import HybridConfig
 from interlace.layers.kda import KimiDeltaAttention
 from interlace.layers.mla import GatedMLA
-from interlace.layers.mlp import MLP
+from interlace.layers.mlp import MLP, activation
 from interlace.layers.moe import MoE
 from interlace.layers.norm import RMSNorm
 from interlace.shapes import Float, Tensor
@@ -16,7 +20,7 @@ __all__ = ["Block"]
 
 
 class Block(nn.Module):
-    """One layer of the stack.
+    """One layer of the stack, joined by plain residuals.
 
     Args:
         config: which layers are global and which have experts.
@@ -36,11 +40,20 @@ class Block(nn.Module):
         if self.is_moe:
             self.block_sparse_moe = MoE(config)
         else:
-            self.mlp = MLP(config.hidden_size, config.intermediate_size)
+            self.mlp = MLP(config.hidden_size, config.intermediate_size, activation(config))
 
     def forward(self, x: Float[Tensor, "B T D"], **context: Any) -> Float[Tensor, "B T D"]:
         """Apply mixer and feed-forward; `context` (cache, lengths, cu_seqlens) is for the mixer."""
-        x = x + self.self_attn(self.input_layernorm(x), **context)
+        x = x + self.mix(x, **context)
+        return x + self.feed(x)
+
+    def mix(self, x: Float[Tensor, "B T D"], **context: Any) -> Float[Tensor, "B T D"]:
+        """The mixer behind its norm, without a residual."""
+        y: Tensor = self.self_attn(self.input_layernorm(x), **context)
+        return y
+
+    def feed(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """The feed-forward behind its norm, without a residual."""
         feed_forward = self.block_sparse_moe if self.is_moe else self.mlp
-        out: Tensor = x + feed_forward(self.post_attention_layernorm(x))
-        return out
+        y: Tensor = feed_forward(self.post_attention_layernorm(x))
+        return y

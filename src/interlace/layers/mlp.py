@@ -1,28 +1,44 @@
 """The dense gated feed-forward network (spec section 7.1)."""
 
+from collections.abc import Callable
+from functools import partial
+
 from torch import nn
 
-from interlace.ops.mlp import swiglu
+from interlace.config import HybridConfig
+from interlace.ops.mlp import situ_glu, swiglu
 from interlace.shapes import Float, Tensor
 
-__all__ = ["MLP"]
+__all__ = ["MLP", "activation"]
+
+Glu = Callable[[Tensor, Tensor], Tensor]
+
+
+def activation(config: HybridConfig) -> Glu:
+    """What stands between the products: SwiGLU, or SiTU-GLU with the caps of the config."""
+    if config.hidden_act == "situ":
+        caps = config.activation_situ_beta, config.activation_situ_linear_beta
+        return partial(situ_glu, beta=caps[0], linear_beta=caps[1])
+    return swiglu
 
 
 class MLP(nn.Module):
-    """SwiGLU: `down(silu(gate(x)) * up(x))`.
+    """`down(glu(gate(x), up(x)))`.
 
     Args:
         hidden_size: width D of input and output.
         intermediate_size: width F between the two products.
+        glu: gated activation; see `activation`.
     """
 
-    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int, glu: Glu = swiglu) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self.glu = glu
 
     def forward(self, x: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
         """Apply the network to every row."""
-        out: Tensor = self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+        out: Tensor = self.down_proj(self.glu(self.gate_proj(x), self.up_proj(x)))
         return out

@@ -1,19 +1,36 @@
-"""Routed and shared experts of Kimi Linear (spec sections 7.2 and 7.3)."""
+"""Routed and shared experts: of Kimi Linear, and in a latent as in Kimi K3.
+
+    x -> gate -> scores, chosen experts and their weights
+    x -> (routed_expert_down_proj) -> z -> sum of weight * expert(z) -> (norm, up_proj) -> y
+    x -> shared_experts                                                            -> + y
+
+In brackets what K3 adds (Stable LatentMoE; report, equation 11): one projection into a narrower
+latent before the tokens are dispatched, and a norm before the sum is projected up again. Router and
+shared experts read x itself. Spec sections 7.2 and 7.3.
+"""
+
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
 from interlace.config import HybridConfig
-from interlace.layers.mlp import MLP
+from interlace.config.sizes import expert_width
+from interlace.layers.mlp import MLP, Glu, activation
+from interlace.layers.norm import RMSNorm
 from interlace.layers.precision import KeepFloat32
-from interlace.ops.moe import moe_experts, route
+from interlace.ops.moe import choose, dispatch, router_scores
 from interlace.shapes import Float, Tensor
 
-__all__ = ["MoE"]
+__all__ = ["Expert", "MoE", "Router"]
 
 
 class Router(KeepFloat32, nn.Module):
-    """The weight `[E, D]` of the router and the bias `[E]` that only decides who is chosen."""
+    """The weight `[E, D]` of the router and the bias `[E]` that only decides who is chosen.
+
+    `watch`, when set, is called with the scores `[T, E]` of every call; training balances the bias
+    with it (`interlace.training.balance`). Nothing here changes the bias.
+    """
 
     kept_float32 = ("e_score_correction_bias",)
     e_score_correction_bias: Tensor
@@ -25,16 +42,33 @@ class Router(KeepFloat32, nn.Module):
             # as nn.Linear starts
             nn.init.kaiming_uniform_(self.weight, a=5**0.5)
         self.register_buffer("e_score_correction_bias", torch.zeros(num_experts))
+        self.watch: Callable[[Tensor], None] | None = None
+
+    def forward(self, x: Float[Tensor, "T D"]) -> Float[Tensor, "T E"]:
+        """Scores in float32, without the bias."""
+        scores = router_scores(x, self.weight)
+        if self.watch is not None:
+            self.watch(scores.detach())
+        return scores
 
 
 class Expert(nn.Module):
-    """One routed expert: w1 is the gate, w3 goes up, w2 comes down."""
+    """One routed expert: w1 is the gate, w3 goes up, w2 comes down.
 
-    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+    Its three linear modules may be of any kind that maps rows to rows.
+    """
+
+    def __init__(self, hidden_size: int, intermediate_size: int, glu: Glu) -> None:
         super().__init__()
         self.w1 = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.w2 = nn.Linear(intermediate_size, hidden_size, bias=False)
         self.w3 = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.glu = glu
+
+    def forward(self, x: Float[Tensor, "T D"]) -> Float[Tensor, "T D"]:
+        """Apply the expert to the rows that chose it."""
+        out: Tensor = self.w2(self.glu(self.w1(x), self.w3(x)))
+        return out
 
 
 class MoE(nn.Module):
@@ -53,26 +87,29 @@ class MoE(nn.Module):
         assert config.moe_intermediate_size
         self.config = config
         self.biased_weights = biased_weights
-        width = config.moe_intermediate_size
-        self.gate = Router(config.hidden_size, config.num_experts)
-        self.experts = nn.ModuleList(
-            Expert(config.hidden_size, width) for _ in range(config.num_experts)
-        )
+        hidden, width = config.hidden_size, config.moe_intermediate_size
+        inner, glu = expert_width(config), activation(config)
+        self.gate = Router(hidden, config.num_experts)
+        self.experts = nn.ModuleList(Expert(inner, width, glu) for _ in range(config.num_experts))
         self.shared_experts = (
-            MLP(config.hidden_size, width * config.num_shared_experts)
+            MLP(hidden, width * config.num_shared_experts, glu)
             if config.num_shared_experts
             else None
         )
+        self.is_latent = config.routed_expert_hidden_size is not None
+        if self.is_latent:
+            self.routed_expert_down_proj = nn.Linear(hidden, inner, bias=False)
+            if config.latent_moe_use_norm:
+                self.routed_expert_norm = RMSNorm(inner, config.rms_norm_eps)
+            self.routed_expert_up_proj = nn.Linear(inner, hidden, bias=False)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Route every token of `x` by itself."""
         config, rows = self.config, x.flatten(0, -2)  # [B*T, D]
-        bias = self.gate.e_score_correction_bias
         assert config.num_experts_per_token is not None
-        indices, weights = route(
-            rows,
-            self.gate.weight,
-            bias,
+        indices, weights = choose(
+            self.gate(rows),
+            self.gate.e_score_correction_bias,
             top_k=config.num_experts_per_token,
             num_groups=config.num_expert_group,
             topk_group=config.topk_group,
@@ -80,8 +117,13 @@ class MoE(nn.Module):
             scaling=config.routed_scaling_factor,
             biased_weights=self.biased_weights,
         )
-        w1, w2, w3 = (
-            [getattr(expert, name).weight for expert in self.experts] for name in ("w1", "w2", "w3")
-        )
-        y: Tensor = moe_experts(rows, indices, weights, w1, w2, w3).view_as(x)
+        if self.is_latent:
+            # once, before dispatch: a token's experts all read the same latent
+            rows = self.routed_expert_down_proj(rows)
+        y = dispatch(rows, indices, weights, lambda e, tokens: self.experts[e](tokens))
+        if self.is_latent:
+            if config.latent_moe_use_norm:
+                y = self.routed_expert_norm(y)
+            y = self.routed_expert_up_proj(y)
+        y = y.view_as(x)
         return y if self.shared_experts is None else y + self.shared_experts(x)

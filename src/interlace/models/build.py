@@ -7,6 +7,7 @@ from interlace.config import PRESETS, HybridConfig, preset
 from interlace.errors import ConfigError, InputError
 from interlace.layers.kda import KimiDeltaAttention, ShortConvolution
 from interlace.layers.moe import Router
+from interlace.layers.residual import ResidualProjection
 from interlace.models.hybrid import HybridLM
 
 __all__ = ["build", "init_weights"]
@@ -70,9 +71,9 @@ def _allocate(lm: HybridLM, device: torch.device) -> None:
 def init_weights(lm: HybridLM, seed: int = 0) -> None:
     """Initialise every parameter of `lm` as in the reports (spec section 5, "Initialisation").
 
-    Matrices and embeddings are N(0, `initializer_range`), norms are one, the rest is up to its
-    layer. Values are drawn in float32 on the CPU, in the order of the module tree, from a generator
-    of their own.
+    Matrices and embeddings are N(0, `initializer_range`), norms are one, the projections of
+    Attention Residuals zero, the rest is up to its layer. Values are drawn in float32 on the CPU,
+    in the order of the module tree, from a generator of their own.
     """
     generator = torch.Generator().manual_seed(seed)
     std = lm.config.initializer_range
@@ -88,6 +89,8 @@ def init_weights(lm: HybridLM, seed: int = 0) -> None:
             module.weight.data.copy_(values)
             if isinstance(module, Router):
                 module.e_score_correction_bias.zero_()
+        elif isinstance(module, ResidualProjection):
+            module.weight.data.zero_()
         elif not isinstance(module, ShortConvolution):
             weight = getattr(module, "weight", None)
             if isinstance(weight, nn.Parameter):

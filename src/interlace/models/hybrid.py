@@ -5,6 +5,7 @@ shapes on disk (`A_log`; see `interlace.checkpoints.names`). Values are checked 
 token ids and the cache that came with them; the layers below trust what they get.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from torch import nn
 from interlace.caches import HybridCache
 from interlace.config import HybridConfig
 from interlace.errors import CacheError, ConfigError, InputError, ShapeError
-from interlace.layers import Block, RMSNorm
+from interlace.layers import AttentionResidualBlock, Block, RMSNorm
 from interlace.layers.precision import at_least_float32
+from interlace.layers.residual import BlockStreams, FullStreams, ResidualProjection, queries
 from interlace.shapes import Float, Int, Tensor
 
 __all__ = ["HybridLM"]
@@ -28,8 +30,44 @@ class Stack(nn.Module):
         # not nn.Embedding(...): its start values, on the meta device, import a whole compiler
         rows = torch.empty(config.vocab_size, config.hidden_size)
         self.embed_tokens = nn.Embedding.from_pretrained(rows, freeze=False)
-        self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
+        self.block_size, self.eps = config.attn_res_block_size, config.rms_norm_eps
+        block = Block if self.block_size is None else AttentionResidualBlock
+        self.layers = nn.ModuleList(block(config, i) for i in range(config.num_hidden_layers))
+        if self.block_size is not None:
+            self.output_attn_res_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.output_attn_res_proj = ResidualProjection(config.hidden_size)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], caches: Sequence[Any], **context: Any
+    ) -> Float[Tensor, "B T D"]:
+        """What the final norm reads.
+
+        Args:
+            x: embedded tokens, in the dtype of the residual stream.
+            caches: one per layer, or None for each.
+            context: lengths or cu_seqlens, for the mixers.
+        """
+        if self.block_size is not None:
+            return self._mixed(x, self.block_size, caches, **context)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x = layer(x, cache=cache, **context)
+        return x
+
+    def _mixed(self, x: Tensor, size: int, caches: Sequence[Any], **context: Any) -> Tensor:
+        """The same with Attention Residuals, in blocks of `size` layers (0: in full form)."""
+        last = self.output_attn_res_norm, self.output_attn_res_proj
+        reads = queries(list(self.layers), last)  # type: ignore[arg-type]
+        streams: Any = (
+            BlockStreams.start(x, self.eps) if size else FullStreams.start(x, reads, self.eps)
+        )
+        for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            if size and i % size == 0:
+                # its own two reads but the first, those of the block, and the first of the next
+                streams = streams.open(reads[2 * i : 2 * (i + size)])
+            streams = layer(streams, cache=cache, **context)
+        out: Tensor = streams.x
+        return out
 
 
 class HybridLM(nn.Module):
@@ -38,8 +76,7 @@ class HybridLM(nn.Module):
     Weights are left as PyTorch allocates them: `interlace.build` draws and `interlace.load` reads.
 
     Args:
-        config: the architecture. Attention Residuals, latent experts and SiTU are not built yet and
-            refused.
+        config: the architecture. Packed experts are not built yet and refused.
     """
 
     def __init__(self, config: HybridConfig) -> None:
@@ -102,8 +139,7 @@ class HybridLM(nn.Module):
         x = self.model.embed_tokens(tokens)  # [B, T, D]
         if self.residual_dtype is not None:
             x = x.to(self.residual_dtype)
-        for layer, layer_cache in zip(self.model.layers, caches, strict=True):
-            x = layer(x, cache=layer_cache, lengths=row_lengths, cu_seqlens=offsets)
+        x = self.model(x, caches, lengths=row_lengths, cu_seqlens=offsets)
         if cache is not None:
             cache.advance(tokens.shape[1], row_lengths)
         if last_only:
@@ -214,14 +250,9 @@ def _last_tokens(x: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def _refuse_unbuilt(config: HybridConfig) -> None:
-    unbuilt = {
-        "Attention Residuals (attn_res_block_size)": config.attn_res_block_size is not None,
-        "latent experts (routed_expert_hidden_size)": config.routed_expert_hidden_size is not None,
-        "the SiTU activation (hidden_act)": config.hidden_act != "silu",
-    }
-    wanted = [name for name, used in unbuilt.items() if used]
-    if wanted:
+    if config.quantization is not None:
+        form = config.quantization.get("format")
         raise ConfigError(
-            f"this version cannot build a model with {', '.join(wanted)}; "
-            "its config can be read and sized, its weights cannot be run yet."
+            f"this version cannot build a model with quantised weights ({form}); build it with "
+            "config.replace(quantization=None), or read and size its config."
         )

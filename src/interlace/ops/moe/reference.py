@@ -1,9 +1,10 @@
 """Routing and experts token by token, in the order of the spec, usable in float64."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from interlace.ops.mlp import swiglu_reference
 from interlace.shapes import Float, Int, Tensor
 
 __all__ = ["moe_experts_reference", "route_reference"]
@@ -52,15 +53,19 @@ def moe_experts_reference(
     w2: Sequence[Tensor] | Float[Tensor, "E D F"],
     w3: Sequence[Tensor] | Float[Tensor, "E F D"],
     *,
+    glu: Callable[..., Tensor] = swiglu_reference,
     compute_dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "T D"]:
-    """Sum of w * w2(silu(w1 x) * w3 x) over the chosen (spec section 7.3), token by token."""
+    """Sum of w * w2( glu(w1 x, w3 x) ) over the chosen (spec section 7.3), token by token.
+
+    `glu` is one of the references of `interlace.ops.mlp`; other arguments as for `moe_experts`.
+    """
     rows = []
     for token, index, share in zip(x.to(compute_dtype), indices.tolist(), weights, strict=True):
         total = torch.zeros_like(token)
         for e, w in zip(index, share, strict=True):
             gate, down, up = (m[e].to(compute_dtype) for m in (w1, w2, w3))
-            a = gate @ token
-            total = total + w.to(compute_dtype) * (down @ (a * torch.sigmoid(a) * (up @ token)))
+            hidden = glu(gate @ token, up @ token, compute_dtype=compute_dtype)
+            total = total + w.to(compute_dtype) * (down @ hidden)
         rows.append(total)
     return torch.stack(rows).to(x.dtype)

@@ -5,7 +5,7 @@ import torch
 from interlace.errors import ShapeError
 from interlace.shapes import Float, Int, Tensor
 
-__all__ = ["route"]
+__all__ = ["choose", "route", "router_scores"]
 
 # in the denominator of the renormalised weights (spec section 7.2)
 _TINY = 1e-20
@@ -46,11 +46,38 @@ def route(
     Raises:
         ShapeError: sizes that do not fit, or groups that cannot supply `top_k` experts.
     """
-    experts = weight.shape[0]
-    _check(experts, top_k, num_groups, topk_group)
+    return choose(
+        router_scores(x, weight),
+        bias,
+        top_k=top_k,
+        num_groups=num_groups,
+        topk_group=topk_group,
+        renormalize=renormalize,
+        scaling=scaling,
+        biased_weights=biased_weights,
+    )
+
+
+def router_scores(x: Float[Tensor, "T D"], weight: Float[Tensor, "E D"]) -> Float[Tensor, "T E"]:
+    """sigmoid(x W^T) in float32 (float64 for float64 inputs), whatever the inputs are."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    scores = torch.sigmoid(x.to(wide) @ weight.to(wide).t())  # [T, E]
-    biased = scores + bias.to(wide)
+    return torch.sigmoid(x.to(wide) @ weight.to(wide).t())
+
+
+def choose(
+    scores: Float[Tensor, "T E"],
+    bias: Float[Tensor, "E"],
+    *,
+    top_k: int,
+    num_groups: int = 1,
+    topk_group: int = 1,
+    renormalize: bool = True,
+    scaling: float = 1.0,
+    biased_weights: bool = False,
+) -> tuple[Int[Tensor, "T chosen"], Float[Tensor, "T chosen"]]:
+    """The second half of `route`, from the scores; arguments, result and errors are the same."""
+    _check(scores.shape[1], top_k, num_groups, topk_group)
+    biased = scores + bias.to(scores.dtype)
     choice = biased.detach()
     if num_groups > topk_group:
         grouped = choice.unflatten(-1, (num_groups, -1))  # [T, groups, E / groups]
