@@ -5,11 +5,15 @@ import torch
 
 import interlace
 from closeness import assert_close
-from interlace.ops.attention import attention_absorbed, attention_expanded
+from interlace.ops.attention import attention_absorbed, attention_expanded, attention_rebuilt
 from interlace.ops.conv import short_conv
-from interlace.ops.delta_rule import kda_chunk, kda_recurrent
+from interlace.ops.delta_rule import kda_chunk, kda_gate, kda_recurrent
+from interlace.ops.mlp import swiglu
+from interlace.ops.moe import moe_experts, route
+from interlace.ops.norm import gated_rms_norm, l2norm, rms_norm
 
 T, H, N, P, V, R, K, COPIES = 37, 3, 10, 6, 14, 22, 12, 8
+EXPERTS, CHOSEN = 5, 2
 
 
 def call(operator, rows):
@@ -23,8 +27,28 @@ def call(operator, rows):
         return operator(one(T, K), torch.randn(K, 4))[0]
     if operator is attention_expanded:
         return operator(one(T, H, N + P), one(T, H, N + P), one(T, H, V))
-    if operator is attention_absorbed:
+    if operator in (attention_absorbed, attention_rebuilt):
         return operator(one(2, H, N + P), one(T, R + P), torch.randn(H, N, R), torch.randn(H, V, R))
+    if operator in (l2norm, swiglu, rms_norm, gated_rms_norm):
+        x, weight = [one(T, K), one(T, K)], torch.randn(K)
+        return {
+            l2norm: lambda: l2norm(x[0]),
+            swiglu: lambda: swiglu(*x),
+            rms_norm: lambda: rms_norm(x[0], weight, 1e-5),
+            gated_rms_norm: lambda: gated_rms_norm(*x, weight, 1e-5),
+        }[operator]()
+    if operator is kda_gate:
+        return operator(one(T, H, K), torch.randn(H), torch.randn(H, K))
+    if operator in (route, moe_experts):
+        x, router, bias = one(T, K), torch.randn(EXPERTS, K), torch.randn(EXPERTS)
+        indices, weights = route(x.flatten(0, 1), router, bias, top_k=CHOSEN)
+        if operator is route:
+            # which experts, and with which weights
+            full = torch.zeros(rows * T, EXPERTS).scatter(1, indices, weights)
+            return full.view(rows, T, EXPERTS)
+        shapes = ((N, K), (K, N), (N, K))
+        matrices = [torch.randn(EXPERTS, *shape) / shape[1] ** 0.5 for shape in shapes]
+        return operator(x.flatten(0, 1), indices, weights, *matrices).view(rows, T, K)
     unit = torch.nn.functional.normalize
     q, k, v = unit(one(T, H, K), dim=-1), unit(one(T, H, K), dim=-1), one(T, H, V)
     return operator(q, k, v, -one(T, H, K).abs(), one(T, H).sigmoid())[0]
@@ -32,7 +56,21 @@ def call(operator, rows):
 
 @pytest.mark.parametrize(
     "operator",
-    [short_conv, attention_expanded, attention_absorbed, kda_chunk, kda_recurrent],
+    [
+        short_conv,
+        attention_expanded,
+        attention_absorbed,
+        attention_rebuilt,
+        kda_chunk,
+        kda_recurrent,
+        kda_gate,
+        l2norm,
+        rms_norm,
+        gated_rms_norm,
+        swiglu,
+        route,
+        moe_experts,
+    ],
     ids=lambda operator: operator.__name__,
 )
 def test_b12_operators_do_not_depend_on_the_batch(operator):

@@ -140,13 +140,60 @@ def test_a_later_token_changes_no_earlier_bit(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_b22_b23_strided_inputs_equal_contiguous_ones_and_stay(dtype):
-    q, k, v = make(2, 10, 12, dtype)
-    wanted = attention_expanded(q, k, v)
-    strided = [x.transpose(1, 3).contiguous().transpose(1, 3) for x in (q, k, v)]
-    kept = [x.clone() for x in strided]
-    assert not strided[0].is_contiguous()
-    assert torch.equal(attention_expanded(*strided), wanted)
-    assert all(torch.equal(a, b) for a, b in zip(strided, kept, strict=True))
+    inputs = make(2, 10, 12, dtype)
+    dy = torch.randn(2, 10, 1, 1).expand(2, 10, HEADS, VALUE)
+    turned_dy = torch.randn(2, VALUE, HEADS, 10).transpose(1, 3)
+
+    def results(given, upstream):
+        leaves = [x.detach().requires_grad_() for x in given]
+        o = attention_expanded(*leaves)
+        return [o.detach(), *torch.autograd.grad(o, leaves, upstream)]
+
+    turned = [x.transpose(1, 3).contiguous().transpose(1, 3) for x in inputs]
+    spread = [torch.stack([x, x + 9], -1).flatten(-2)[..., ::2] for x in inputs]
+    for upstream in (dy, turned_dy):
+        wanted = results(inputs, upstream.contiguous())
+        for strided in (turned, spread):
+            assert not any(x.is_contiguous() for x in (*strided, upstream))
+            kept = [x.clone() for x in (*strided, upstream)]
+            for got in (results(strided, upstream), results(strided, upstream)):
+                assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+            after = (*strided, upstream)
+            assert all(torch.equal(a, b) for a, b in zip(after, kept, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=["i32", "i64"])
+def test_b16_offsets_that_do_not_cover_the_rows_are_refused(dtype):
+    inputs = make(1, 9, 9)
+    for offsets in ([0, 8], [1, 9], [0, 5, 3, 9], [0, 10]):
+        for run in (attention_expanded, attention_reference):
+            with pytest.raises(ShapeError, match="start at 0, never decrease and end at"):
+                run(*inputs, cu_seqlens=torch.tensor(offsets, dtype=dtype))
+    empty = attention_expanded(*inputs, cu_seqlens=torch.tensor([0, 0, 9, 9], dtype=dtype))
+    assert torch.equal(empty, attention_expanded(*inputs))
+
+
+def test_b15_offsets_and_lengths_together_are_refused():
+    inputs = make(1, 8, 8)
+    for run in (attention_expanded, attention_reference):
+        with pytest.raises(ShapeError, match="not be given together"):
+            run(*inputs, lengths=torch.tensor([8]), cu_seqlens=torch.tensor([0, 3, 8]))
+
+
+def test_b04_scores_that_overflow_behind_the_mask_leave_the_gradient_alone():
+    """A hidden key whose score is 400 above those that a query sees: exp of it is infinite."""
+    inputs = make(1, 6, 6, torch.float32)
+    inputs[0][..., 0], inputs[1][..., 0] = 30.0, 0.0
+    inputs[1][:, 4, :, 0] = 40.0
+    offsets = torch.tensor([0, 4, 6])
+    weight = torch.randn(1, 6, HEADS, VALUE)
+    for options in ({}, {"cu_seqlens": offsets}):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        doubles = [x.double().requires_grad_() for x in inputs]
+        got = torch.autograd.grad(attention_expanded(*leaves, **options), leaves, weight)
+        wanted = torch.autograd.grad(exact(*doubles, **options), doubles, weight.double())
+        for name, a, b in zip("qkv", got, wanted, strict=True):
+            assert_close(a, b, 1e-4, name)
 
 
 @pytest.mark.parametrize(("width", "value"), [(192, 128), (128, 128), (64, 96)])

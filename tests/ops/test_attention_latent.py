@@ -148,6 +148,16 @@ def test_b34_rows_of_unequal_length_and_empty_rows(way):
     assert torch.equal(o[:, :2], torch.zeros_like(o[:, :2]))
     assert bool((lse[:, :2] == float("-inf")).all())
     assert bool(torch.isfinite(lse[:, 2:]).all() and (o[:, 2:] != 0).all())
+    # the first of these see nothing in the first block, and nothing in the second: two empty
+    # parts are one empty part
+    late, seen = torch.randn(3, 45, 3, 7, dtype=torch.float64), torch.tensor([40, 33, 45])
+    o, lse = way(late, latent, *weights, lengths=seen, return_lse=True)
+    for b, end in enumerate(seen.tolist()):
+        blind = 45 - end
+        assert torch.equal(o[b, :blind], torch.zeros_like(o[b, :blind]))
+        assert bool((lse[b, :blind] == float("-inf")).all())
+        alone = [late[b : b + 1, blind:], latent[b : b + 1, :end], *weights]
+        assert_close(o[b : b + 1, blind:], exact(*alone), 1e-10)
 
 
 @pytest.mark.parametrize("ends", [[3, 10], [6, 6]])
@@ -202,10 +212,18 @@ def test_memory_does_not_grow_with_depth(way, small_blocks):
 @pytest.mark.parametrize("way", WAYS)
 def test_b22_b23_strided_inputs_equal_contiguous_ones_and_stay(way):
     inputs = make(2, 3, 20, torch.bfloat16)
-    strided = [x.transpose(1, -1).contiguous().transpose(1, -1) for x in inputs]
-    kept = [x.clone() for x in strided]
-    assert_close(way(*strided), way(*inputs), 1e-6)
-    assert all(torch.equal(a, b) for a, b in zip(strided, kept, strict=True))
+    lengths = torch.tensor([20, 11])
+    turned = [x.transpose(1, -1).contiguous().transpose(1, -1) for x in inputs]
+    spread = [torch.stack([x, x + 9], -1).flatten(-2)[..., ::2] for x in inputs]
+    for strided in (turned, spread):
+        assert not any(x.is_contiguous() for x in strided)
+        kept = [x.clone() for x in strided]
+        for options in ({}, {"lengths": lengths}):
+            first = way(*strided, **options)
+            assert_close(first, way(*inputs, **options), 1e-6)
+            assert torch.equal(first, way(*strided, **options))
+        assert all(torch.equal(a, b) for a, b in zip(strided, kept, strict=True))
+    assert lengths.tolist() == [20, 11]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

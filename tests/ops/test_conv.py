@@ -147,11 +147,23 @@ def test_packed_segments_start_from_their_states_and_return_them():
         assert_close(a, b, 1e-10)
 
 
-@pytest.mark.parametrize("offsets", [[0, 10], [1, 11], [0, 5, 3, 11]], ids=str)
-def test_b16_offsets_that_do_not_cover_the_rows_are_refused(offsets):
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=["i32", "i64"])
+@pytest.mark.parametrize("offsets", [[0, 10], [1, 11], [0, 5, 3, 11], [0, 12]], ids=str)
+def test_b16_offsets_that_do_not_cover_the_rows_are_refused(offsets, dtype):
     x, weight, _ = inputs(batch=1)
     with pytest.raises(ShapeError, match="cu_seqlens must start at 0"):
-        short_conv(x, weight, cu_seqlens=torch.tensor(offsets))
+        short_conv(x, weight, cu_seqlens=torch.tensor(offsets, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=["i32", "i64"])
+def test_b16_an_empty_segment_passes_its_state_through(dtype):
+    x, weight, _ = inputs(batch=1)
+    states = torch.randn(3, 3, 7, dtype=torch.float64)
+    cu = torch.tensor([0, 0, 11, 11], dtype=dtype)
+    y, windows = short_conv(x, weight, state=states, cu_seqlens=cu)
+    want, last = short_conv(x, weight, state=states[1:2])
+    assert_close(y, want, 1e-12)
+    assert torch.equal(windows, torch.cat([states[:1], last, states[2:]]))
 
 
 def test_b15_offsets_and_lengths_together_are_refused():
@@ -183,6 +195,25 @@ def test_b22_b23_strided_inputs_are_read_right_and_left_unchanged():
     for a, b in zip(got, want, strict=True):
         assert_close(a, b, 1e-12)
     assert all(torch.equal(a, b) for a, b in zip(strided, before, strict=True))
+
+
+@pytest.mark.parametrize("offsets", [None, [0, 4, 11, 22]], ids=str)
+def test_b22_b23_gradients_that_come_strided_are_read_right_and_left_unchanged(offsets):
+    x, weight, _ = inputs()
+    cu = None if offsets is None else torch.tensor(offsets)
+    leaves = [x.requires_grad_(), weight.requires_grad_()]
+    y, _ = short_conv(*leaves, cu_seqlens=cu)
+    one = torch.randn(2, 1, 1, dtype=y.dtype).expand(y.shape)
+    turned = torch.randn(2, 7, 11, dtype=y.dtype).mT
+    spread = torch.randn(2, 11, 14, dtype=y.dtype)[..., ::2]
+    for dy in (one, turned, spread):
+        assert not dy.is_contiguous()
+        before = dy.clone()
+        want = torch.autograd.grad(y, leaves, dy.contiguous(), retain_graph=True)
+        got = torch.autograd.grad(y, leaves, dy, retain_graph=True)
+        for a, b in zip(got, want, strict=True):
+            assert_close(a, b, 1e-12)
+        assert torch.equal(dy, before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

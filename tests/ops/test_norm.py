@@ -118,22 +118,23 @@ def test_a_row_does_not_depend_on_later_rows(name):
 
 def test_b97_a_norm_rounds_to_nearest():
     # a row of ones has the norm 1, so that the weight in [1, 2) is what gets rounded
-    values = 1 + torch.rand(100_000)
-    x = torch.ones(1, 100_000).bfloat16()
+    values = 1 + torch.rand(1_000_000)
+    x = torch.ones(1, 1_000_000).bfloat16()
     for got in (gated_rms_norm(x, torch.full_like(x, 100), values, 0.0), values[None].bfloat16()):
         ulp = ((got.double() - values.double()) / 2**-7).mean()
-        assert abs(float(ulp)) < 0.01  # truncation: -0.5
+        assert abs(float(ulp)) < 0.002  # its own spread is 0.0003; truncation: -0.5
     pair = torch.tensor([(1 + 2**-8) * (1 + 2**-9)])
     one = torch.ones(1, 1).bfloat16()
     assert gated_rms_norm(one, one * 100, pair, 0.0).item() == 1.0078125
 
 
 def test_b97_seventy_two_residual_additions_do_not_shrink():
-    stream = torch.ones(64, 256).bfloat16()
+    stream = torch.ones(1024, 256).bfloat16()
     weight = torch.full((256,), 0.02)
     for _ in range(72):
-        stream = stream + rms_norm(torch.randn(64, 256).bfloat16(), weight.bfloat16(), 0.0)
-    assert abs(float(stream.double().mean()) - 1) < 5e-3  # truncation: 0.83
+        stream = stream + rms_norm(torch.randn(1024, 256).bfloat16(), weight.bfloat16(), 0.0)
+    # the mean of these numbers spreads by 0.0003; truncation: 0.83
+    assert abs(float(stream.double().mean()) - 1) < 2e-3
 
 
 def test_a_weight_of_another_width_is_refused():
