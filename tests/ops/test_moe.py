@@ -156,6 +156,25 @@ def test_experts_without_a_token_are_not_read():
     assert all(torch.equal(a, b) for a, b in zip((x, indices, weights), before, strict=True))
 
 
+def test_b22_b23_strided_inputs_are_read_right_and_left_unchanged():
+    def results(x, weight, bias, *matrices, dy):
+        leaves = [t.detach().requires_grad_() for t in (x, weight, *matrices)]
+        indices, weights = route(*leaves[:2], bias, top_k=K)
+        out = moe_experts(leaves[0], indices, weights, *leaves[2:])
+        return [out.detach(), *torch.autograd.grad(out, leaves, dy)]
+
+    given = [*router(), *experts()]
+    dy = torch.randn(1, D, dtype=torch.float64).expand(T, D)
+    want = results(*given, dy=dy.contiguous())
+    strided = [torch.stack([x, x + 9], -1).flatten(-2)[..., ::2] for x in given]
+    kept = [x.clone() for x in (*strided, dy)]
+    first, second = results(*strided, dy=dy), results(*strided, dy=dy)
+    for a, b, c in zip(first, second, want, strict=True):
+        assert torch.equal(a, b)
+        assert_close(a, c, 1e-12)
+    assert all(torch.equal(a, b) for a, b in zip((*strided, dy), kept, strict=True))
+
+
 def test_lists_of_different_length_are_refused():
     x, weight, bias = router()
     indices, weights = route(x, weight, bias, top_k=K)
