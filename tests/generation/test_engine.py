@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from small_models import marked, tiny
 
 import interlace
 from closeness import assert_close, error
@@ -12,6 +11,7 @@ from interlace.errors import InputError, MemoryLimitError
 from interlace.generation import engine, memory
 from interlace.generation.sampling import Sampler
 from interlace.text import ByteTokenizer
+from small_models import marked, tiny
 
 SMILE = b"\xf0\x9f\x98\x80"
 

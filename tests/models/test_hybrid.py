@@ -95,11 +95,7 @@ def test_gradients_reach_every_parameter():
         (lambda lm: lm(tokens(1, 3), cu_seqlens=[1, 3]), ShapeError, "from 0 to B"),
         (lambda lm: lm(tokens(1, 3), cu_seqlens=[0, 2, 1, 3]), ShapeError, "never fall"),
         (lambda lm: lm(tokens(2, 3), cu_seqlens=[0, 2, 6]), ShapeError, "lacks the offset 3"),
-        (
-            lambda lm: lm(tokens(1, 3), cu_seqlens=[0, 3], cache=lm.new_cache(1)),
-            InputError,
-            "not both",
-        ),
+        (lambda lm: lm(tokens(1, 3), cu_seqlens=[0, 3], lengths=[3]), InputError, "not both"),
         (lambda lm: lm(tokens(2, 3), cache=lm.new_cache(1)), CacheError, "for 2 rows"),
     ],
     ids=range(11),
