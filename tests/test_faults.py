@@ -22,7 +22,6 @@ FEATURES = {
     "cache reorder": ["caches:reorder*"],
     "cache saving": ["caches:save*", "caches:load_cache"],
     "cache trim": ["caches:trim*"],
-    "chat formats": ["text:chat*", "text:xtml*"],
     "context parallelism": ["training:context_parallel*", "ops:context_parallel*"],
     "embedding resize": ["models:resize*"],
     "fp8 weights": ["checkpoints:*fp8*"],
