@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from interlace.checkpoints.headers import FolderHeaders, TensorHeader, listed, read_folder
+from interlace.checkpoints.hub import fetch_small, fetch_weights, hub_id
 from interlace.checkpoints.inspect import BUNDLED_FOLDER, complaint, find_folder
 from interlace.checkpoints.names import EMBEDDING, HEAD, MXFP4, Match, match
 from interlace.checkpoints.tensors import (
@@ -37,7 +38,7 @@ from interlace.checkpoints.tensors import (
     raw_bytes,
 )
 from interlace.config import PRESETS, HybridConfig
-from interlace.errors import CheckpointError, ConfigError
+from interlace.errors import CheckpointError, ConfigError, InputError
 from interlace.models import HybridLM
 from interlace.shapes import Tensor
 from interlace.text import load_tokenizer
@@ -52,17 +53,20 @@ def load(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device = "cpu",
     *,
+    revision: str | None = None,
     tokenizer: bool = True,
 ) -> HybridLM:
-    """The model of a checkpoint folder in the published layout of `kimi_linear` or `kimi_k3`.
+    """The model of a checkpoint in the published layout of `kimi_linear` or `kimi_k3`.
 
     Its `tokenizer` is the folder's (`interlace.text.load_tokenizer`).
 
     Args:
-        path: the folder, or "default" for the bundled model.
+        path: a folder, "default" for the bundled model, or "owner/name" of a model on the Hub,
+            which is fetched once and then read from the local cache.
         dtype: of the weights, except those that stay in float32; None takes the config's.
         device: where the weights go. On "cpu" they may be views of the files, copied when they are
             written to.
+        revision: branch, tag or commit of a model on the Hub.
         tokenizer: False leaves `lm.tokenizer` None, for ids alone: then no tokenizer file is read
             and no package for it is needed.
 
@@ -70,14 +74,25 @@ def load(
         ConfigError: a config that cannot be read, or whose model cannot be built yet.
         CheckpointError: no such folder, a damaged file, or a tensor that is missing, unexpected,
             mis-shaped, not finite or of a dtype that is not floating; a broken tokenizer file.
-        InputError: an unknown dtype.
-        MissingExtra: the package for the folder's tokenizer is not installed.
+        InputError: an unknown dtype, or a revision of a folder.
+        MissingExtra: the package for the folder's tokenizer, or for the Hub, is not installed.
     """
     wanted = None if dtype is None else as_dtype(dtype)[1]
-    folder = _find(path)
+    remote = hub_id(path)
+    if remote is not None:
+        repo, named = remote
+        folder = fetch_small(repo, revision or named)
+    elif revision is not None:
+        raise InputError(
+            f"revision is of a model on the Hub, and {str(path)!r} is none; leave it out."
+        )
+    else:
+        folder = _find(path)
     config = HybridConfig.from_pretrained(folder)
     _refuse_unbuilt(config, folder)
     text = load_tokenizer(folder) if tokenizer else None
+    if remote is not None:
+        fetch_weights(repo, folder)
     headers = read_folder(folder)
     found = match(config, headers.tensors)
     _check(folder, headers, found)

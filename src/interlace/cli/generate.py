@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 __all__ = ["add"]
 
+MODEL_HELP = (
+    "a checkpoint folder, 'default' (the bundled model), a preset (random weights), or "
+    "owner/name[@revision] of the Hub"
+)
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 # what a terminal would obey, shown as its picture instead; tab, newline and return pass
@@ -40,7 +44,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         nargs="?",
         default="default",
-        help="a checkpoint folder, 'default' (the bundled model), or a preset (random weights)",
+        help=MODEL_HELP,
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", metavar="TEXT", help="the text to continue")

@@ -1,7 +1,8 @@
-"""Which model a command line means: the bundled one, a preset with random weights, or a folder.
+"""Which model a command line means: the bundled one, a preset, a folder, or one of the Hub.
 
-Names win over folders; a folder that is called like a preset is written `./name`. The config is
-known before any weight is read, so that options, prompt and memory are checked first.
+Names win over folders, and folders over the Hub; a folder that is called like a preset is written
+`./name`, and a revision of the Hub `owner/name@revision`. The config is known before any weight is
+read, so that options, prompt and memory are checked first.
 """
 
 import logging
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import interlace
+from interlace.checkpoints.hub import fetch_small, hub_id
 from interlace.checkpoints.inspect import BUNDLED_FOLDER
 from interlace.config import PRESETS, HybridConfig, preset
 from interlace.errors import InputError
@@ -31,16 +33,22 @@ class Model:
         name: what the user called it.
         config: its architecture.
         folder: its checkpoint, or None for random weights.
+        repo: its id on the Hub, whose weights are fetched by `load`.
     """
 
     name: str
     config: HybridConfig
     folder: Path | None
+    repo: str | None = None
 
     def load(self, dtype: str, seed: int) -> "HybridLM":
         """Read or draw the weights; `seed` is of random ones."""
         from interlace.text import ByteTokenizer
 
+        if self.folder is not None and self.repo is not None:
+            log.info("fetching %s, commit %s", self.repo, self.folder.name)
+            commit = self.folder.name
+            return interlace.load(self.repo, dtype=dtype, revision=commit).requires_grad_(False)
         if self.folder is not None:
             log.info("reading %s as %s", self.folder, dtype)
             return interlace.load(self.folder, dtype=dtype).requires_grad_(False)
@@ -61,6 +69,8 @@ def find(name: str) -> Model:
     Raises:
         InputError: no preset and no folder of this name, or no bundled model in this installation.
         ConfigError: a folder whose config cannot be read.
+        CheckpointError: a name that may be of the Hub, and cannot be fetched.
+        MissingExtra: such a name without the package for the Hub.
     """
     if name == "default":
         if not (BUNDLED_FOLDER / "config.json").is_file():
@@ -71,11 +81,16 @@ def find(name: str) -> Model:
         return Model(name, HybridConfig.from_pretrained(BUNDLED_FOLDER), BUNDLED_FOLDER)
     if name in PRESETS:
         return Model(name, preset(name), None)
+    remote = hub_id(name)
+    if remote is not None:
+        repo, revision = remote
+        folder = fetch_small(repo, revision)
+        return Model(name, HybridConfig.from_pretrained(folder), folder, repo)
     folder = Path(name)
     if not folder.is_dir():
         raise InputError(
-            f"MODEL must be a folder with a config.json, 'default', or one of "
-            f"{', '.join(known for known in PRESETS if known != 'default')}; got {name!r}."
+            f"MODEL must be a folder with a config.json, owner/name of the Hub, 'default', or one "
+            f"of {', '.join(known for known in PRESETS if known != 'default')}; got {name!r}."
         )
     trained = folder / "model"
     if not (folder / "config.json").exists() and (trained / "config.json").is_file():
