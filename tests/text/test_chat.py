@@ -208,7 +208,7 @@ def test_b92_calls_survive_any_ending(ending):
     }
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 9), st.booleans())
 def test_pieces_do_not_depend_on_how_the_ids_arrive(size, spelled):
     ids = list(ANSWER.encode()) if spelled else encoded(ANSWER)
@@ -222,7 +222,7 @@ def test_pieces_do_not_depend_on_how_the_ids_arrive(size, spelled):
     assert (whole.message, whole.ids) == (cut.message, cut.ids)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([*TURN_MARKS, "<|im", "|>", "<", "a", "\u00b5", " "]), max_size=8))
 def test_no_spelled_mark_leaks_and_no_text_is_lost(parts):
     text = "".join(parts)
@@ -351,6 +351,7 @@ def test_tool_marks_are_needed_only_for_tools():
         chat.encode([GOOD, {"role": "assistant", "tool_calls": [CALL]}])
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="<|im_end>x", max_size=30), st.integers(1, 7))
 def test_spelled_marks_split_a_stream_as_they_split_the_whole(text, size):
     marks = SpelledMarks(["<|im|>", "<|end|>"])

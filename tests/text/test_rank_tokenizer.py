@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import regex
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.errors import CheckpointError, InputError, MissingExtra
@@ -81,6 +81,7 @@ def test_ids_are_those_of_pattern_and_merges(made, tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text.encode()
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs", "Cn"]), max_size=60))
 def test_any_text_has_its_ids_and_comes_back(made, tokenizer, text):
     ids = tokenizer.encode(text)
@@ -95,6 +96,7 @@ def test_merges_happen(made, tokenizer):
     assert len(tokenizer.encode(text)) < len(text)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="a \n\u3000bc", max_size=90), st.integers(2, 9), st.integers(3, 40))
 def test_cuts_are_those_of_the_definition(text, run, most):
     with pytest.MonkeyPatch.context() as patch:
