@@ -22,7 +22,17 @@ ROOMS = sorted(
     path.name for path in PACKAGE.iterdir() if path.is_dir() and (path / "__init__.py").exists()
 )
 
-PUBLIC = ["HybridConfig", "HybridLM", "__version__", "build", "generate", "load", "save", "stream"]
+PUBLIC = [
+    "HybridConfig",
+    "HybridLM",
+    "__version__",
+    "build",
+    "generate",
+    "load",
+    "load_cache",
+    "save",
+    "stream",
+]
 
 
 def short(path: Path) -> str:

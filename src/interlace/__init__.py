@@ -14,11 +14,22 @@ _HOME = {
     "build": "interlace.models",
     "generate": "interlace.generation",
     "load": "interlace.checkpoints.reader",
+    "load_cache": "interlace.models",
     "save": "interlace.checkpoints.writer",
     "stream": "interlace.generation",
 }
 
-__all__ = ["HybridConfig", "HybridLM", "__version__", "build", "generate", "load", "save", "stream"]
+__all__ = [
+    "HybridConfig",
+    "HybridLM",
+    "__version__",
+    "build",
+    "generate",
+    "load",
+    "load_cache",
+    "save",
+    "stream",
+]
 
 if TYPE_CHECKING:
     from interlace.checkpoints.reader import load as load
@@ -28,6 +39,7 @@ if TYPE_CHECKING:
     from interlace.generation import stream as stream
     from interlace.models import HybridLM as HybridLM
     from interlace.models import build as build
+    from interlace.models import load_cache as load_cache
 
 
 def __getattr__(name: str) -> Any:

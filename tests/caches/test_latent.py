@@ -4,6 +4,8 @@ import inspect
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from interlace.caches import LatentCache
 from interlace.config.sizes import grow_capacity
@@ -90,6 +92,121 @@ def test_the_clone_is_independent_and_as_large():
     d.view().zero_()
     assert torch.equal(c.view(), before)
     assert c.lengths.tolist() == [2, 1, 0]
+
+
+def where(c):
+    return c._buffer.data_ptr()
+
+
+def filled(tokens=2, capacity=9):
+    c = cache(capacity=capacity)
+    c.append(torch.randn(B, tokens, WIDTH))
+    return c, c.view().clone()
+
+
+def test_a_clone_shares_memory_until_the_second_of_both_writes():
+    c, before = filled()
+    d, start = c.clone(), where(c)
+    assert where(d) == start
+    mine, other = torch.randn(B, 1, WIDTH), torch.randn(B, 3, WIDTH)
+    c.append(mine)
+    assert where(c) == start  # behind what the clone sees there is nobody
+    assert torch.equal(d.view(), before)
+    d.append(other)
+    assert where(d) != start
+    assert d.capacity == c.capacity
+    assert torch.equal(c.view(), torch.cat([before, mine], 1))
+    assert torch.equal(d.view(), torch.cat([before, other], 1))
+
+
+def test_a_clone_that_was_dropped_costs_no_copy():
+    c, _ = filled(tokens=5)
+    start = where(c)
+    d = c.clone()
+    d.append(torch.randn(B, 1, WIDTH))
+    del d
+    c.trim([3] * B)
+    c.append(torch.randn(B, 6, WIDTH))
+    assert where(c) == start
+
+
+def test_a_clone_sees_no_write_inside_its_view():
+    c, before = filled(tokens=5)
+    for change in (
+        lambda x: x.trim([5, 1, 3]),
+        lambda x: [x.trim([4] * B), x.append(torch.zeros(B, 1, WIDTH))],
+        lambda x: x.append(torch.randn(B, 2, WIDTH), lengths=torch.tensor([2, 0, 1])),
+    ):
+        d = c.clone()
+        change(d)
+        d.append(torch.randn(B, 2, WIDTH))
+        assert torch.equal(c.view(), before)
+        assert c.lengths.tolist() == [5] * B
+
+
+def test_trim_cuts_every_row_where_asked():
+    c, before = filled(tokens=6)
+    c.trim([4] * B)
+    assert torch.equal(c.view(), before[:, :4])
+    c.trim([1, 4, 0])
+    assert c.lengths.tolist() == [1, 4, 0]
+    for row, length in enumerate([1, 4, 0]):
+        assert torch.equal(c.view()[row, :length], before[row, :length])
+        assert not c.view()[row, length:].any()
+    assert c.append(torch.ones(B, 1, WIDTH)).tolist() == [2, 5, 1]
+    c.trim([0] * B)
+    assert c.view().shape == (B, 0, WIDTH)
+    assert c.append(torch.ones(B, 1, WIDTH)) is None
+
+
+def test_rows_of_several_caches_become_one():
+    c, first = filled(tokens=3)
+    d, second = filled(tokens=5)
+    d.trim([5, 2, 0])
+    e = LatentCache.of_rows([(d, 1), (c, 2), (c, 2), (d, 0)], capacity=7)
+    assert (e.batch, e.capacity, e.lengths.tolist()) == (4, 7, [2, 3, 3, 5])
+    for row, want in enumerate([second[1, :2], first[2], first[2], second[0]]):
+        assert torch.equal(e.view()[row, : len(want)], want)
+        assert not e.view()[row, len(want) :].any()
+    e.append(torch.zeros(4, 1, WIDTH))
+    assert torch.equal(c.view(), first)
+
+
+STEP = st.tuples(
+    st.sampled_from(["append", "ragged", "clone", "trim", "drop", "reserve"]),
+    st.integers(0, 3),
+    st.integers(0, 5),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(STEP, max_size=14))
+def test_forks_never_show_in_each_other(steps):
+    forks = [(cache(), [[] for _ in range(B)])]
+    for number, (what, which, size) in enumerate(steps):
+        c, rows = forks[which % len(forks)]
+        if what in ("append", "ragged"):
+            new = torch.full((B, size, WIDTH), float(number + 1))
+            counts = [size, size // 2, 0] if what == "ragged" else [size] * B
+            c.append(new, lengths=torch.tensor(counts) if what == "ragged" else None)
+            for row, count in zip(rows, counts, strict=True):
+                row.extend([number + 1] * count)
+        elif what == "clone":
+            forks.append((c.clone(), [list(row) for row in rows]))
+        elif what == "trim":
+            c.trim([max(0, len(row) - size) for row in rows])
+            for row in rows:
+                del row[max(0, len(row) - size) :]
+        elif what == "drop" and len(forks) > 1:
+            forks.remove((c, rows))
+        elif what == "reserve":
+            c.reserve(10 * size)
+        del c
+        for fork, wanted in forks:
+            assert fork.lengths.tolist() == [len(row) for row in wanted]
+            for row, values in enumerate(wanted):
+                assert fork.view()[row, : len(values), 0].tolist() == values
+                assert not fork.view()[row, len(values) :].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)

@@ -9,13 +9,13 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from huggingface_hub import constants, errors
-from tiny_models import model
 
 import interlace
 from interlace.checkpoints import hub
 from interlace.cli import main
 from interlace.errors import CheckpointError, ConfigError, InputError, MissingExtra
 from interlace.text.ranks import write_tokenizer
+from tiny_models import model
 
 COMMIT = "c0ffee" + "0" * 34
 OTHER = "beef" + "0" * 36

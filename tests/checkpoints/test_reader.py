@@ -10,7 +10,6 @@ import pytest
 import torch
 from checkpoint_files import write_raw
 from safetensors.torch import load_file
-from tiny_models import K3_STYLE, edit, ids, lively, model, small
 
 import interlace
 from closeness import assert_no_worse
@@ -19,6 +18,7 @@ from interlace.config import preset
 from interlace.config.sizes import weight_bytes
 from interlace.errors import CheckpointError, ConfigError, InputError
 from interlace.text.ranks import write_tokenizer
+from tiny_models import K3_STYLE, edit, ids, lively, model, small
 
 CONV = "model.layers.0.self_attn.k_conv1d.weight"
 A_LOG = "model.layers.0.self_attn.A_log"

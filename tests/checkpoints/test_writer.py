@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from tiny_models import K3_STYLE, model, small
 
 import interlace
 from interlace.checkpoints import writer
@@ -16,6 +15,7 @@ from interlace.checkpoints.writer import readers
 from interlace.config import HybridConfig
 from interlace.config.sizes import checkpoint_bytes
 from interlace.errors import CheckpointError, InputError
+from tiny_models import K3_STYLE, model, small
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])

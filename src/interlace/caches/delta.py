@@ -6,6 +6,8 @@ model, which exists to check the others, it is float64.) A layer hands in new te
 none of those it was given. The cache carries values, no gradients.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from interlace.errors import CacheError
@@ -80,6 +82,16 @@ class DeltaState:
         """Bytes allocated for state and windows."""
         return sum(x.untyped_storage().nbytes() for x in self._tensors.values())
 
+    @property
+    def device(self) -> torch.device:
+        """Where they live."""
+        return self._tensors["state"].device
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What is allocated, by name."""
+        return dict(self._tensors)
+
     def update(
         self,
         state: Float[Tensor, "B H K V"],
@@ -109,6 +121,27 @@ class DeltaState:
         other.batch = self.batch
         with torch.inference_mode(False):
             other._tensors = {name: x.clone() for name, x in self._tensors.items()}
+        return other
+
+    def clear(self) -> None:
+        """Go back to zeros, the state before the first token. Mutates the cache."""
+        with torch.inference_mode(False):
+            self._tensors = {name: torch.zeros_like(x) for name, x in self._tensors.items()}
+
+    @staticmethod
+    def of_rows(sources: Sequence[tuple["DeltaState", int]]) -> "DeltaState":
+        """A new state whose row i is a copy of row `sources[i][1]` of the state `sources[i][0]`.
+
+        Args:
+            sources: states of one layer's sizes, dtype and device, and a row of each.
+        """
+        other = object.__new__(DeltaState)
+        other.batch = len(sources)
+        with torch.inference_mode(False):
+            other._tensors = {
+                name: torch.stack([cache._tensors[name][row] for cache, row in sources])
+                for name in _PARTS
+            }
         return other
 
     def _get(self, name: str) -> Tensor:

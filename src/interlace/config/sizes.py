@@ -276,6 +276,24 @@ def delta_state_bytes(config: HybridConfig, batch: int, dtype: str | None = None
     return delta_matrix_bytes(config, batch) + conv_window_bytes(config, batch, dtype)
 
 
+def snapshot_bytes(
+    config: HybridConfig, batch: int, snapshots: int, dtype: str | None = None
+) -> int:
+    """Bytes of the snapshots that a cache keeps to be trimmed to: of each, the KDA states alone.
+
+    Args:
+        config: the model.
+        batch: rows.
+        snapshots: how many are kept.
+        dtype: of the convolution windows; the config's when None.
+
+    Raises:
+        ConfigError: a negative count or an unknown dtype.
+    """
+    _check_counts(snapshots=snapshots)
+    return snapshots * delta_state_bytes(config, batch, dtype)
+
+
 def cache_bytes(config: HybridConfig, batch: int, capacity: int, dtype: str | None = None) -> int:
     """Bytes that survive between calls: latent caches and KDA states. a + b * capacity."""
     latent = latent_cache_bytes(config, batch, capacity, dtype)

@@ -5,18 +5,21 @@ shapes on disk (`A_log`; see `interlace.checkpoints.names`). Values are checked 
 token ids and the cache that came with them; the layers below trust what they get.
 """
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from interlace.caches import HybridCache
+from interlace.caches import HybridCache, ModelIdentity
+from interlace.caches.hybrid import DEFAULT_SNAPSHOTS
 from interlace.config import HybridConfig
 from interlace.errors import CacheError, ConfigError, InputError, ShapeError
 from interlace.layers import AttentionResidualBlock, Block, RMSNorm
 from interlace.layers.precision import at_least_float32
 from interlace.layers.residual import BlockStreams, FullStreams, ResidualProjection, queries
+from interlace.models.identity import identity
 from interlace.models.layouts import Rows, from_left, from_packed, last_tokens
 from interlace.shapes import Float, Int, Tensor
 
@@ -158,7 +161,12 @@ class HybridLM(nn.Module):
         return at_least_float32(logits)
 
     def new_cache(
-        self, batch: int = 1, *, capacity: int = 0, dtype: torch.dtype | None = None
+        self,
+        batch: int = 1,
+        *,
+        capacity: int = 0,
+        dtype: torch.dtype | None = None,
+        max_snapshots: int = DEFAULT_SNAPSHOTS,
     ) -> HybridCache:
         """An empty cache for `batch` rows.
 
@@ -167,10 +175,17 @@ class HybridLM(nn.Module):
             capacity: tokens to reserve in every global layer; 0 grows as needed.
             dtype: of the latents and convolution windows; the weights' dtype by default. The delta
                 state is float32 always.
+            max_snapshots: how many `cache.snapshot()` keeps at most.
         """
         weight = self.lm_head.weight
         return HybridCache(
-            self.config, batch, dtype=dtype or weight.dtype, device=weight.device, capacity=capacity
+            self.config,
+            batch,
+            dtype=dtype or weight.dtype,
+            device=weight.device,
+            capacity=capacity,
+            max_snapshots=max_snapshots,
+            identity=_identity_of(weakref.ref(self)),
         )
 
     def _checked_tokens(self, tokens: Tensor) -> Tensor:
@@ -234,6 +249,21 @@ class HybridLM(nn.Module):
                 f"every row must start a sequence: cu_seqlens lacks the offset {missing[0]}."
             )
         return out
+
+
+def _identity_of(model: "weakref.ref[HybridLM]") -> Callable[[], ModelIdentity]:
+    """Who fills a cache, asked when it is saved; the cache does not keep the model alive."""
+
+    def answer() -> ModelIdentity:
+        lm = model()
+        if lm is None:
+            raise CacheError(
+                "the model that filled the cache must still be there when it is saved, to name it "
+                "in the file, and it is gone; save first."
+            )
+        return identity(lm)
+
+    return answer
 
 
 def _integral(value: Tensor) -> bool:
