@@ -108,15 +108,30 @@ def test_saved_model_is_read_as_stored(capsys, tmp_path):
 
 def test_terminal_never_obeys_the_text(capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    command._write(iter(["a\x1b[2J\x9b", "\tb\n", "c"]), b"\x07")
+    terminal = command.Terminal()
+    terminal.echo("\x07")
+    for piece in ("a\x1b[2J\x9b", "\tb\n", "c"):
+        terminal.write(piece)
+    terminal.end_line()
+    assert terminal.taken == len("a\x1b[2J\x9b\tb\nc")
     assert capsys.readouterr().out == "\u2407a\u241b[2J\ufffd\tb\nc\n"
 
 
 MISTAKES = {
     "empty prompt": (["--prompt", ""], "must not be empty"),
     "no number": (["--max-tokens", "many"], "invalid int value"),
-    "zero tokens": (["--max-tokens", "0"], "max_tokens must be at least 1, got 0"),
-    "negative tokens": (["--max-tokens", "-3"], "max_tokens must be at least 1, got -3"),
+    "negative tokens": (["--max-tokens", "-3"], "max_tokens must be at least 0 and an integer"),
+    "top-k zero": (["--top-k", "0"], "top_k must be at least 1"),
+    "min-p one": (["--min-p", "1"], "min_p must lie in [0, 1)"),
+    "no repetition penalty": (["--repetition-penalty", "0"], "repetition_penalty must be a pos"),
+    "endless presence penalty": (["--presence-penalty", "inf"], "presence_penalty must be a fin"),
+    "empty stop": (["--stop", "a", "--stop", ""], "no empty one"),
+    "bias of no id": (["--logit-bias", "a=1"], "--logit-bias must be ID=X"),
+    "bias of no number": (["--logit-bias", "3=nan"], "logit_bias must map ids to finite numbers"),
+    "bias outside": (["--logit-bias", "256=1"], "logit_bias must name ids in 0..255, got 256"),
+    "stop id outside": (["--stop-token", "-1"], "stop_tokens must name ids in 0..255, got -1"),
+    "log-probabilities of text": (["--logprobs", "2"], "--logprobs must come with --json"),
+    "negative logprobs": (["--logprobs", "-2", "--json"], "logprobs must be at least 0"),
     "negative temperature": (["--temperature", "-1"], "temperature must be"),
     "top-p zero": (["--top-p", "0"], "top_p must lie"),
     "top-p above one": (["--top-p", "1.01"], "top_p must lie"),

@@ -8,7 +8,8 @@ from closeness import assert_close, error
 from interlace.config import sizes
 from interlace.config.activations import prefill_activation_bytes
 from interlace.errors import InputError, MemoryLimitError
-from interlace.generation import engine, memory
+from interlace.generation import memory, streams
+from interlace.generation.prompts import checked_ids
 from interlace.generation.sampling import Sampler
 from interlace.text import ByteTokenizer
 from small_models import marked, tiny
@@ -27,9 +28,9 @@ def logits(monkeypatch):
     seen = []
     pick = Sampler.pick
 
-    def record(self, logits, banned=None):
+    def record(self, logits):
         seen.append(logits.clone())
-        return pick(self, logits, banned)
+        return pick(self, logits)
 
     monkeypatch.setattr(Sampler, "pick", record)
     return seen
@@ -38,7 +39,7 @@ def logits(monkeypatch):
 def script(monkeypatch, ids):
     """Make the sampler give these ids, whatever the logits."""
     given = iter(ids)
-    monkeypatch.setattr(Sampler, "pick", lambda self, logits, banned=None: next(given))
+    monkeypatch.setattr(Sampler, "pick", lambda self, logits: next(given))
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 49, 50, 51])
@@ -99,6 +100,15 @@ def test_character_cut_by_max_tokens_ends_the_same_streamed_or_not(lm, monkeypat
     script(monkeypatch, ids)
     assert "".join(pieces) == interlace.generate(lm, "x", max_tokens=2 + count) == "ok"
     assert stream.result.finish_reason == "length"
+
+
+def test_no_new_tokens_reads_the_prompt_and_makes_none(lm):
+    stream = interlace.stream(lm, "abc", max_tokens=0)
+    assert list(stream) == []
+    result = stream.result
+    assert (result.new_tokens, result.finish_reason, result.text) == (0, "length", "")
+    assert (result.cached_tokens, result.capacity) == (3, 3)
+    assert interlace.generate(lm, "abc", max_tokens=0) == ""
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -209,8 +219,7 @@ def test_id_out_of_range_is_refused(lm, token):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
-        ({"max_tokens": -1}, "max_tokens must be at least 1, got -1"),
+        ({"max_tokens": -1}, "max_tokens must be at least 0 and an integer, got -1"),
         ({"prefill_chunk": 0}, "prefill_chunk must be at least 1"),
         ({"temperature": -1.0}, "temperature"),
         ({"top_p": 0.0}, "top_p"),
@@ -237,7 +246,7 @@ def test_large_vocabulary_takes_ids_and_no_text():
 
 
 def test_context_beyond_the_memory_is_refused_before_work(lm, monkeypatch, logits):
-    monkeypatch.setattr(engine, "available", lambda: memory.Available(900_000, "the system"))
+    monkeypatch.setattr(memory, "available", lambda: memory.Available(900_000, "the system"))
     with pytest.raises(
         MemoryLimitError, match=r"100,000 tokens .*latent cache 16\.0 MB.*900\.0 kB"
     ):
@@ -249,23 +258,22 @@ def test_chunk_shrinks_where_memory_is_short(lm, monkeypatch):
     config = lm.config
     fixed = sizes.cache_bytes(config, 1, 700) + 16 * 700
     room = fixed + prefill_activation_bytes(config, 1, 256, 700)
-    monkeypatch.setattr(engine, "available", lambda: memory.Available(room, "the system"))
+    monkeypatch.setattr(memory, "available", lambda: memory.Available(room, "the system"))
     assert interlace.stream(lm, "x" * 690, max_tokens=10).result.prefill_chunk == 256
     with pytest.raises(MemoryLimitError, match="activations"):
         interlace.stream(lm, "x" * 690, max_tokens=10, prefill_chunk=512)
-    monkeypatch.setattr(engine, "available", lambda: None)
+    monkeypatch.setattr(memory, "available", lambda: None)
     assert interlace.stream(lm, "x" * 690, max_tokens=10).result.prefill_chunk == 512
 
 
 @pytest.mark.parametrize("ids", [[1.0, 2], ["a"], [None]], ids=repr)
 def test_ids_that_do_not_count_are_refused(ids):
     with pytest.raises(InputError, match="must be integers"):
-        engine._checked_ids(ids, 256)
+        checked_ids(ids, 256)
 
 
 @pytest.mark.parametrize("wrong", ["3", 2.5, True], ids=repr)
-def test_counts_of_another_type_are_refused(lm, wrong):
-    with pytest.raises(InputError, match="max_tokens"):
-        engine.check_options(lm.config, max_tokens=wrong)
-    with pytest.raises(InputError, match="prefill_chunk"):
-        engine.check_options(lm.config, max_tokens=1, prefill_chunk=wrong)
+def test_sizes_of_another_type_are_refused(wrong):
+    for size in ("prefill_chunk", "batch_size"):
+        with pytest.raises(InputError, match=size):
+            streams.check_sizes(**{size: wrong})

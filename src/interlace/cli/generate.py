@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from interlace.cli import INTERRUPTED
+from interlace.cli.sampling import add_sampling, sampling_of
 from interlace.errors import InputError
 
 if TYPE_CHECKING:
     from interlace.cli.models import Model
-    from interlace.generation import GenerationResult
+    from interlace.generation import GenerationResult, SamplingOptions, TextStream
 
 __all__ = ["add"]
 
@@ -55,19 +57,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "--prompt-bytes", metavar="N", type=int, help="only the first N bytes of the prompt"
     )
     parser.add_argument("--echo", action="store_true", help="print the prompt before the new text")
-    parser.add_argument(
-        "--max-tokens", metavar="N", type=int, default=64, help="new tokens at most (64)"
-    )
-    parser.add_argument(
-        "--temperature", metavar="X", type=float, default=0.0, help="0 is greedy, the default"
-    )
-    parser.add_argument(
-        "--top-p", metavar="X", type=float, default=1.0, help="share of likely tokens kept (1)"
-    )
-    parser.add_argument(
-        "--seed", metavar="N", type=int, default=0, help="of draws, and of random weights (0)"
-    )
-    parser.add_argument("--ignore-eos", action="store_true", help="do not stop at the end mark")
+    add_sampling(parser)
     parser.add_argument("--dtype", choices=DTYPES, help="of the weights; as stored by default")
     parser.add_argument("--threads", metavar="N", type=int, help="CPU threads of the products")
     parser.add_argument(
@@ -82,14 +72,14 @@ def run(args: argparse.Namespace) -> int:
     from interlace.cli.models import find
     from interlace.cli.prompt import read_prompt
     from interlace.config import sizes
-    from interlace.generation import context, engine, memory
+    from interlace.generation import context, engine, memory, streams
 
     if args.threads is not None and args.threads < 1:
         raise InputError(f"--threads must be at least 1, got {args.threads}.")
     model = find(args.model)
-    sampling = {"temperature": args.temperature, "top_p": args.top_p, "seed": args.seed}
-    limits = {"max_tokens": args.max_tokens, "prefill_chunk": args.prefill_chunk}
-    engine.check_options(model.config, **limits, **sampling)
+    options = sampling_of(args)
+    options.check_for(model.config)
+    streams.check_sizes(prefill_chunk=args.prefill_chunk)
     dtype = args.dtype or model.config.dtype
 
     def check_memory(prompt_tokens: int) -> None:
@@ -108,18 +98,41 @@ def run(args: argparse.Namespace) -> int:
     lm = model.load(dtype, args.seed)
     with _Progress(args.quiet) as progress:
         stream = engine.stream(
-            lm, prompt, **limits, **sampling, ignore_eos=args.ignore_eos, progress=progress
+            lm,
+            prompt,
+            options=options,
+            prefill_chunk=args.prefill_chunk,
+            progress=progress,
         )
-        if args.json:
-            text = "".join(stream)
-        else:
-            _write(stream, prompt if args.echo else b"")
+        status = _run_through(stream, None if args.json else prompt if args.echo else b"")
     result = stream.result
     if args.json:
-        print(json.dumps(_as_json(args, model, dtype, text, result)))
+        print(json.dumps(_as_json(model, dtype, options, result)))
     elif not args.quiet:
         print(summary(model, dtype, args.seed, result), file=sys.stderr)
-    return 0
+    return status
+
+
+def _run_through(stream: "TextStream", echo: bytes | None) -> int:
+    """Take the whole text and print it as it comes, unless `echo` is None; the exit status.
+
+    Ctrl-C ends the stream between two calls of the model: what was made is kept and printed.
+    """
+    out = Terminal() if echo is not None else None
+    if out and echo:
+        out.echo(echo.decode())
+    status = 0
+    try:
+        for piece in stream:
+            if out:
+                out.write(piece)
+    except KeyboardInterrupt:
+        stream.close()
+        status = INTERRUPTED
+    if out:
+        out.write(stream.text[out.taken :])
+        out.end_line()
+    return status
 
 
 class _Progress:
@@ -156,35 +169,43 @@ class _Progress:
             self._bar.close()
 
 
-def _write(pieces: Any, echo: bytes) -> None:
-    """Print each piece as it comes."""
-    out = sys.stdout
-    table = _SHOWN if out.isatty() else {}
-    if hasattr(out, "reconfigure"):
-        out.reconfigure(errors="replace")
-    out.write(echo.decode().translate(table))
-    out.flush()
-    last = ""
-    for piece in pieces:
-        last = piece.translate(table)
-        out.write(last)
-        out.flush()
-    if out.isatty() and not last.endswith("\n"):
-        out.write("\n")
-        out.flush()
+class Terminal:
+    """Prints text as it comes, to standard output; a terminal is shown what it would obey."""
+
+    def __init__(self) -> None:
+        out = sys.stdout
+        self._table = _SHOWN if out.isatty() else {}
+        if hasattr(out, "reconfigure"):
+            out.reconfigure(errors="replace")
+        self._last = ""
+        self.taken = 0
+        """Characters of new text that were printed."""
+
+    def echo(self, text: str) -> None:
+        """Print text that is not new."""
+        self._last = text or self._last
+        sys.stdout.write(text.translate(self._table))
+        sys.stdout.flush()
+
+    def write(self, piece: str) -> None:
+        """Print new text."""
+        self.taken += len(piece)
+        self.echo(piece)
+
+    def end_line(self) -> None:
+        """Leave a terminal at the start of a line."""
+        if sys.stdout.isatty() and not self._last.endswith("\n"):
+            self.echo("\n")
 
 
 def _as_json(
-    args: argparse.Namespace, model: "Model", dtype: str, text: str, result: "GenerationResult"
+    model: "Model", dtype: str, options: "SamplingOptions", result: "GenerationResult"
 ) -> dict[str, Any]:
     return {
         "model": model.name,
         "random_weights": model.folder is None,
-        "text": text,
         "dtype": dtype,
-        "temperature": args.temperature,
-        "top_p": args.top_p,
-        "seed": args.seed,
+        **options.to_dict(),
         **result.to_dict(),
     }
 
@@ -194,9 +215,7 @@ def summary(model: "Model", dtype: str, seed: int, result: "GenerationResult") -
     from interlace.config.sizes import describe_bytes
 
     origin = f"random weights of seed {seed}, " if model.folder is None else ""
-    end = {"length": "stopped at --max-tokens", "stop": "stopped at the end mark"}.get(
-        result.finish_reason or "", "interrupted"
-    )
+    end = _end(result)
     latent, expanded = result.latent_bytes, result.expanded_bytes
     ratio = f", {expanded / latent:.1f} times the latents" if latent else ""
     rows = [
@@ -219,6 +238,16 @@ def summary(model: "Model", dtype: str, seed: int, result: "GenerationResult") -
     middle = max(len(row[1]) for row in rows)
     lines = [f"  {name:<{left}}  {value:>{middle}}  {note}".rstrip() for name, value, note in rows]
     return "\n" + "\n".join(lines)
+
+
+def _end(result: "GenerationResult") -> str:
+    """Why the text ended, in words."""
+    if result.finish_reason == "length":
+        return "stopped at --max-tokens"
+    if result.finish_reason != "stop":
+        return "interrupted"
+    by = result.stopped_by
+    return f"stopped before {by!r}" if isinstance(by, str) else f"stopped at the end mark {by}"
 
 
 def _count(tokens: int) -> str:
