@@ -23,7 +23,6 @@ FEATURES = {
     "embedding resize": ["models:resize*"],
     "fp8 weights": ["checkpoints:*fp8*"],
     "interior states": ["ops:interior_state*", "caches:interior_state*"],
-    "planner": ["planner"],
     "packed weights": ["checkpoints:*mxfp4*", "checkpoints:quant*", "ops:*mxfp4*"],
     "server": ["server"],
     "speculation": ["generation:specul*", "generation:draft*"],
@@ -104,4 +103,4 @@ def test_built_feature_is_seen(tmp_path):
     assert not is_built("cache offload", tmp_path)
     module.write_text("class HybridCache:\n    def offload(self, device): ...\n")
     assert is_built("cache offload", tmp_path)
-    assert not is_built("planner", tmp_path)
+    assert not is_built("server", tmp_path)

@@ -14,7 +14,7 @@ from interlace.training import recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-RUN = ("README.md", "docs/guide.md", "docs/training.md")
+RUN = ("README.md", "docs/guide.md", "docs/planner.md", "docs/training.md")
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("src/**/README.md")])
 SECTIONS = {
     "[model]": recipe.ModelRecipe,

@@ -15,6 +15,7 @@ _HOME = {
     "generate": "interlace.generation",
     "load": "interlace.checkpoints.reader",
     "load_cache": "interlace.models",
+    "plan": "interlace.planner",
     "save": "interlace.checkpoints.writer",
     "stream": "interlace.generation",
 }
@@ -27,6 +28,7 @@ __all__ = [
     "generate",
     "load",
     "load_cache",
+    "plan",
     "save",
     "stream",
 ]
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from interlace.models import HybridLM as HybridLM
     from interlace.models import build as build
     from interlace.models import load_cache as load_cache
+    from interlace.planner import plan as plan
 
 
 def __getattr__(name: str) -> Any:

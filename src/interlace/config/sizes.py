@@ -43,22 +43,30 @@ def a_log_length(config: HybridConfig) -> int:
     return config.kda_num_heads
 
 
-def mla_parameters(config: HybridConfig) -> int:
-    """One Gated MLA mixer (spec section 4)."""
+def mla_parts(config: HybridConfig) -> dict[str, int]:
+    """Parameters of one Gated MLA mixer by projection (spec section 4)."""
     hidden, heads, rank = config.hidden_size, config.num_attention_heads, config.kv_lora_rank
-    query = heads * config.qk_head_dim
+    query, value = heads * config.qk_head_dim, heads * config.v_head_dim
     if config.q_lora_rank is None:
-        total = hidden * query
+        parts = {"q": hidden * query}
     else:
-        total = config.q_lora_rank * (hidden + 1 + query)  # down, norm, up
-    total += hidden * config.latent_dim + rank
-    total += rank * heads * (config.qk_nope_head_dim + config.v_head_dim)
-    value = heads * config.v_head_dim
-    return total + hidden * value * (2 if config.mla_use_output_gate else 1)
+        low = config.q_lora_rank
+        parts = {"q_a": low * hidden, "q_norm": low, "q_b": query * low}
+    parts["kv_a"] = hidden * config.latent_dim
+    parts["kv_norm"] = rank
+    parts["kv_b"] = rank * heads * (config.qk_nope_head_dim + config.v_head_dim)
+    if config.mla_use_output_gate:
+        parts["gate"] = hidden * value
+    return {**parts, "o": hidden * value}
 
 
-def kda_parameters(config: HybridConfig, stored: bool = True) -> int:
-    """One KDA mixer (spec section 5).
+def mla_parameters(config: HybridConfig) -> int:
+    """One Gated MLA mixer."""
+    return sum(mla_parts(config).values())
+
+
+def kda_parts(config: HybridConfig, stored: bool = True) -> dict[str, int]:
+    """Parameters of one KDA mixer by projection (spec section 5).
 
     Args:
         config: the model.
@@ -66,12 +74,25 @@ def kda_parameters(config: HybridConfig, stored: bool = True) -> int:
     """
     hidden, heads, head_dim = config.hidden_size, config.kda_num_heads, config.kda_head_dim
     width = config.kda_dim
-    low_rank = head_dim * (hidden + width)
-    total = 3 * width * (hidden + config.short_conv_kernel_size)  # q, k, v and their taps
-    total += low_rank + width + (a_log_length(config) if stored else heads)  # decay
-    total += hidden * heads  # beta
-    total += hidden * width if config.use_full_rank_gate else low_rank
-    return total + head_dim + width * hidden
+    parts = {
+        "qkv": 3 * width * hidden,
+        "conv": 3 * width * config.short_conv_kernel_size,
+        "f_a": head_dim * hidden,  # decay
+        "f_b": head_dim * width,
+        "dt_bias": width,
+        "A_log": a_log_length(config) if stored else heads,
+        "beta": hidden * heads,
+    }
+    if config.use_full_rank_gate:
+        parts["gate"] = hidden * width
+    else:
+        parts["g_a"], parts["g_b"] = head_dim * hidden, head_dim * width
+    return {**parts, "o_norm": head_dim, "o": width * hidden}
+
+
+def kda_parameters(config: HybridConfig, stored: bool = True) -> int:
+    """One KDA mixer; arguments as of `kda_parts`."""
+    return sum(kda_parts(config, stored).values())
 
 
 def expert_width(config: HybridConfig) -> int:
@@ -206,6 +227,21 @@ def checkpoint_bytes(config: HybridConfig) -> int:
 # -- caches and states
 
 
+def expanded_numbers(config: HybridConfig) -> int:
+    """Numbers per token and Gated MLA layer if keys and values were kept for each head."""
+    return config.num_attention_heads * (config.qk_head_dim + config.v_head_dim)
+
+
+def delta_numbers(config: HybridConfig) -> int:
+    """Numbers of the state of one sequence in one KDA layer."""
+    return config.kda_dim * config.kda_head_dim
+
+
+def window_numbers(config: HybridConfig) -> int:
+    """Numbers of the three convolution windows of one sequence in one KDA layer."""
+    return 3 * (config.short_conv_kernel_size - 1) * config.kda_dim
+
+
 def latent_bytes_per_token(config: HybridConfig, dtype: str | None = None) -> int:
     """Bytes that one more token of capacity costs, over all Gated MLA layers."""
     return config.num_global_layers * config.latent_dim * dtype_bytes(dtype or config.dtype)
@@ -244,22 +280,21 @@ def expanded_cache_bytes(
         ConfigError: a negative count or an unknown dtype.
     """
     _check_counts(batch=batch, tokens=tokens)
-    per_head = config.qk_head_dim + config.v_head_dim
-    each = config.num_attention_heads * per_head * dtype_bytes(dtype or config.dtype)
+    each = expanded_numbers(config) * dtype_bytes(dtype or config.dtype)
     return config.num_global_layers * batch * tokens * each
 
 
 def delta_matrix_bytes(config: HybridConfig, batch: int) -> int:
     """Bytes of the states `[B, H, K, V]`, float32, of all KDA layers; here V is K."""
     _check_counts(batch=batch)
-    return config.num_kda_layers * batch * config.kda_dim * config.kda_head_dim * 4
+    return config.num_kda_layers * batch * delta_numbers(config) * 4
 
 
 def conv_window_bytes(config: HybridConfig, batch: int, dtype: str | None = None) -> int:
     """Bytes of the last W - 1 pre-convolution q, k and v of all KDA layers."""
     _check_counts(batch=batch)
-    window = 3 * (config.short_conv_kernel_size - 1) * config.kda_dim
-    return config.num_kda_layers * batch * window * dtype_bytes(dtype or config.dtype)
+    each = window_numbers(config) * dtype_bytes(dtype or config.dtype)
+    return config.num_kda_layers * batch * each
 
 
 def delta_state_bytes(config: HybridConfig, batch: int, dtype: str | None = None) -> int:
