@@ -12,7 +12,7 @@ from checkpoint_files import write_raw
 from safetensors.torch import load_file
 
 import interlace
-from closeness import assert_no_worse
+from closeness import assert_close, assert_no_worse
 from interlace.checkpoints import reader
 from interlace.config import preset
 from interlace.config.sizes import weight_bytes
@@ -201,6 +201,37 @@ def test_a_log_behind_the_heads_must_be_zero(tmp_path):
     assert not stored[2:].any()
     edit(tmp_path / "x", lambda t: t[name].__setitem__(11, 1e-3))
     with pytest.raises(CheckpointError, match=r"A_log must be zero behind its 2 heads"):
+        interlace.load(tmp_path / "x")
+
+
+@pytest.mark.parametrize("shared", [0, 6])
+def test_b27_a_model_without_a_shared_key_is_saved_and_loaded(tmp_path, shared):
+    lm = model(qk_rope_head_dim=shared)
+    interlace.save(lm, tmp_path / "x")
+    found = interlace.load(tmp_path / "x").requires_grad_(False)
+    assert_same(found, lm)
+    assert found.model.layers[2].self_attn.kv_a_proj_with_mqa.weight.shape == (22 + shared, 40)
+    cache = found.new_cache(2)
+    parts = [found(part, cache=cache) for part in ids().split([7, 1, 3], 1)]
+    assert_close(torch.cat(parts, 1), lm(ids()), 1e-5)
+
+
+@pytest.mark.parametrize("written", [None, ..., 0, 24], ids=["null", "missing", "0", "24"])
+def test_b28_every_spelling_of_the_query_path_loads_whole(tmp_path, written):
+    lm = model(q_lora_rank=24 if written == 24 else None)
+    interlace.save(lm, tmp_path / "x")
+    file = tmp_path / "x" / "config.json"
+    config = json.loads(file.read_text())
+    config.pop("q_lora_rank", None)
+    if written is not ...:
+        config["q_lora_rank"] = written
+    file.write_text(json.dumps(config))
+    found = interlace.load(tmp_path / "x")
+    assert_same(found, lm)
+    found.load_state_dict(lm.state_dict(), strict=True)
+    other = {**config, "q_lora_rank": None if written == 24 else 24}
+    file.write_text(json.dumps(other))
+    with pytest.raises(CheckpointError, match=r"lacks .*self_attn\.q_"):
         interlace.load(tmp_path / "x")
 
 

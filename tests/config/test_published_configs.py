@@ -430,6 +430,8 @@ def test_what_is_spelled_otherwise_is_read():
     assert read(mla_use_nope=...) == preset("kimi-linear-48b")
     assert read(eos_token_id=[163586]) == preset("kimi-linear-48b")
     assert read(dtype=..., torch_dtype="bfloat16") == preset("kimi-linear-48b")
+    nulls = dict.fromkeys(("rope_scaling", "rope_parameters", "rope_theta", "head_dim"))
+    assert read(**nulls) == preset("kimi-linear-48b")
     plain = {"rope_type": "default", "rope_theta": 10000.0}
     assert read(rope_parameters=plain, rope_scaling=plain) == preset("kimi-linear-48b")
     assert read(K3, text_config={"activation_situ_beta": 0.0}).activation_situ_beta is None

@@ -1,4 +1,4 @@
-"""Each stage inside a KDA layer against float64: a wrong projection cannot hide in the sum."""
+"""Each stage inside a mixer against float64: a wrong projection cannot hide in the sum."""
 
 from importlib import import_module
 
@@ -98,8 +98,11 @@ def test_b24_every_stage_of_kda_is_right(recorded, style):
         value.copy_(1 + 0.3 * noise if "o_norm" in name else noise * scale)
     layer.dt_bias.copy_(-2 + torch.randn(layer.dt_bias.shape))
     x = torch.randn(2, TOKENS, config.hidden_size)
-    got = {"y": layer(x), "f_a": layer.f_a_proj(x)}
-    got["f_b"] = layer.f_b_proj(got["f_a"])
+    got = {}
+    for name in ("f_a", "f_b"):
+        projection = getattr(layer, f"{name}_proj")
+        projection.register_forward_hook(lambda _, args, out, name=name: got.update({name: out}))
+    got["y"] = layer(x)
     for letter, (_, (value, _)) in zip("qkv", recorded["short_conv"], strict=True):
         got[f"{letter} after convolution"] = value
     for letter, (_, value) in zip("qk", recorded["l2norm"], strict=True):
@@ -110,3 +113,63 @@ def test_b24_every_stage_of_kda_is_right(recorded, style):
     assert got.keys() == wanted.keys()
     for stage, value in wanted.items():
         assert_close(got[stage], value, 1e-5, stage)
+
+
+def mla_reference(layer: torch.nn.Module, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Spec section 4 in float64, head by head and query by query."""
+    heads, nope, shared, value, rank = sizes
+    w = {name: tensor.double() for name, tensor in layer.state_dict().items()}
+    x = x.double()
+
+    def norm(t: Tensor, name: str) -> Tensor:
+        return t * torch.rsqrt((t * t).mean(-1, keepdim=True) + 1e-6) * w[f"{name}.weight"]
+
+    if "q_proj.weight" in w:
+        q = x @ w["q_proj.weight"].T
+    else:
+        q = norm(x @ w["q_a_proj.weight"].T, "q_a_layernorm") @ w["q_b_proj.weight"].T
+    joint = x @ w["kv_a_proj_with_mqa.weight"].T
+    latent, k_shared = norm(joint[..., :rank], "kv_a_layernorm"), joint[..., rank:]
+    parts = []
+    for h in range(heads):
+        q_h = q[..., h * (nope + shared) : (h + 1) * (nope + shared)]
+        up = w["kv_b_proj.weight"][h * (nope + value) : (h + 1) * (nope + value)]
+        k_h = torch.cat([latent @ up[:nope].T, k_shared], -1)
+        v_h = latent @ up[nope:].T
+        rows = []
+        for t in range(x.shape[1]):
+            scores = (k_h[:, : t + 1] * q_h[:, t : t + 1]).sum(-1) * (nope + shared) ** -0.5
+            rows.append((scores.softmax(-1)[..., None] * v_h[:, : t + 1]).sum(1))
+        parts.append(torch.stack(rows, 1))
+    o = torch.cat(parts, -1)
+    if "g_proj.weight" in w:
+        o = o * torch.sigmoid(x @ w["g_proj.weight"].T)
+    return o @ w["o_proj.weight"].T
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["no gate", "gate"])
+@pytest.mark.parametrize("low_rank", [None, 13], ids=["direct query", "low-rank query"])
+def test_b29_b32_gated_mla_is_the_spec_with_all_sizes_different(low_rank, gated):
+    config = preset("kimi-linear-tiny").replace(
+        hidden_size=40,
+        num_attention_heads=3,
+        qk_nope_head_dim=5,
+        qk_rope_head_dim=2,
+        v_head_dim=7,
+        kv_lora_rank=11,
+        q_lora_rank=low_rank,
+        mla_use_output_gate=gated,
+    )
+    lm = interlace.build(config, dtype="float64").requires_grad_(False)
+    index = config.full_attn_layers[0] - 1
+    layer = lm.model.layers[index].self_attn
+    for name, weight in layer.named_parameters():
+        noise = torch.randn_like(weight)
+        weight.copy_(1 + 0.3 * noise if "norm" in name else noise * weight.shape[-1] ** -0.5)
+    x = torch.randn(2, 60, 40, dtype=torch.float64)
+    wanted = mla_reference(layer, x, (3, 5, 2, 7, 11))
+    assert_close(layer(x), wanted, 1e-10, "expanded")
+    for cuts in ([60], [9] * 6 + [6], [50, *[1] * 10]):
+        cache = lm.new_cache(2).layers[index]
+        parts = [layer(part, cache=cache) for part in x.split(cuts, 1)]
+        assert_close(torch.cat(parts, 1), wanted, 1e-10, f"cached, {cuts}")

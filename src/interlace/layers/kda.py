@@ -17,6 +17,7 @@ from torch import nn
 
 from interlace.caches import DeltaState
 from interlace.config import L2_NORM_EPS, HybridConfig
+from interlace.layers.packing import refuse_packed_cache
 from interlace.layers.precision import KeepFloat32, at_least_float32
 from interlace.ops.conv import short_conv
 from interlace.ops.delta_rule import kda, kda_gate
@@ -94,7 +95,11 @@ class KimiDeltaAttention(KeepFloat32, nn.Module):
             cache: state and convolution windows before the first token of `x`.
             lengths: real tokens of each right-padded row; the rest changes no output and no state.
             cu_seqlens: offsets of packed sequences in the rows laid end to end; no cache then.
+
+        Raises:
+            InputError: both `cache` and `cu_seqlens`.
         """
+        refuse_packed_cache(cache, cu_seqlens)
         rows: dict[str, Any] = {"lengths": lengths, "cu_seqlens": cu_seqlens}
         windows = (
             (None, None, None) if cache is None else (cache.conv_q, cache.conv_k, cache.conv_v)

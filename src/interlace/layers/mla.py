@@ -18,6 +18,7 @@ from torch import nn
 from interlace.caches import LatentCache
 from interlace.config import LORA_NORM_EPS, HybridConfig
 from interlace.layers.norm import RMSNorm
+from interlace.layers.packing import refuse_packed_cache
 from interlace.ops.attention import attention_expanded, latent_attention
 from interlace.shapes import Float, Int, Tensor
 
@@ -72,7 +73,11 @@ class GatedMLA(nn.Module):
             cache: latents of the tokens before the first of `x`.
             lengths: real tokens of each right-padded row.
             cu_seqlens: offsets of packed sequences in the rows laid end to end; no cache then.
+
+        Raises:
+            InputError: both `cache` and `cu_seqlens`.
         """
+        refuse_packed_cache(cache, cu_seqlens)
         q = self._query(x)  # [B, T, H, N + P]
         latent = self._latent(x)  # [B, T, R + P]
         if cache is None:
