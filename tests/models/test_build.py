@@ -12,7 +12,7 @@ from interlace.errors import ConfigError, InputError
 
 CHEAP = """
 import sys
-for name in ("transformers", "safetensors", "huggingface_hub", "tokenizers", "tiktoken"):
+for name in ("transformers", "huggingface_hub", "tokenizers", "tiktoken"):
     sys.modules[name] = None  # importing it fails
 import interlace
 lm = interlace.build("kimi-linear-tiny", dtype="bfloat16")
