@@ -43,8 +43,16 @@ check: $(STAMP)  ## lint, format, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMP)  ## time a decoding step against transformers; minutes
-	$(BIN)/python benchmarks/decode_kl2.py
+BENCH := $(BIN)/interlace bench
+BENCH_OUT ?= benchmarks/results
+BENCH_DEPTHS ?= 4096,32768,131072
+
+bench: $(STAMP)  ## measure limits, operators, and models against transformers; 20 quiet minutes
+	$(BENCH) limits --out $(BENCH_OUT)
+	$(BENCH) ops --out $(BENCH_OUT)
+	$(BENCH) model --models mid,mid-mla --depths $(BENCH_DEPTHS) --against transformers --out $(BENCH_OUT)
+	$(BENCH) model --models kl2,kl2-mla --depths $(BENCH_DEPTHS) --against transformers --out $(BENCH_OUT)
+	$(BENCH) model --models kl-moe,kl-moe-mla --depths 0,$(BENCH_DEPTHS) --out $(BENCH_OUT)
 
 evaluate: $(STAMP)  ## score the bundled model on its held-out files; minutes
 	$(BIN)/python benchmarks/evaluate_default.py

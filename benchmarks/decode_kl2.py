@@ -18,95 +18,38 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import machine
 import torch
-from torch import Tensor
 
 import interlace
+from interlace.bench import machine
+from interlace.bench.filled import BLOCK, Filled
+from interlace.bench.peers.transformers import FORMS as ATTENTION
+from interlace.bench.peers.transformers import Loaded
+from interlace.bench.timing import BUSY
 
 RESULTS = Path(__file__).parent / "results"
-ATTENTION = ("eager", "sdpa")
-WARM_TOKENS = [7, 3, 11, 5, 2]
 BF16 = torch.bfloat16
-BLOCK = 4096
-BUSY = 0.06
 MAX_REPEATS = 10
 
 
-def random_latents(
-    config: interlace.HybridConfig, layer_idx: int, tokens: int, dtype: torch.dtype
-) -> Iterator[Tensor]:
-    """Blocks [1, up to 4096, R + P]: a latent of unit mean square, then a shared key."""
-    generator = torch.Generator().manual_seed(layer_idx)
-    for start in range(0, tokens, BLOCK):
-        block = torch.randn(1, min(BLOCK, tokens - start), config.latent_dim, generator=generator)
-        latent = block[..., : config.kv_lora_rank]
-        latent *= latent.square().mean(-1, keepdim=True).rsqrt()
-        yield block.to(dtype)
+def our_model(folder: Path, tokens: int, reserve: int, dtype: torch.dtype = BF16) -> Filled:
+    return Filled(interlace.load(folder, dtype=dtype).eval(), tokens, reserve)
 
 
-class Ours:
-    """Our model with a cache that holds random latents."""
-
-    def __init__(self, folder: Path, tokens: int, steps: int, dtype: torch.dtype = BF16) -> None:
-        self.lm = interlace.load(folder, dtype=dtype).eval()
-        config = self.lm.config
-        states = self.lm.new_cache(1)
-        self.lm(torch.tensor([WARM_TOKENS]), cache=states)
-        self.cache = self.lm.new_cache(1, capacity=tokens + steps)
-        for layer_idx in range(config.num_hidden_layers):
-            if config.is_global(layer_idx):
-                for block in random_latents(config, layer_idx, tokens, dtype):
-                    self.cache.layers[layer_idx].append(block)
-            else:
-                self.cache.layers[layer_idx] = states.layers[layer_idx]
-        self.cache.advance(tokens)
-
-    def step(self, token: int) -> Tensor:
-        return self.lm(torch.tensor([[token]]), cache=self.cache, last_only=True)[0, -1]
+def their_model(folder: Path, tokens: int, attention: str, dtype: torch.dtype = BF16) -> Loaded:
+    theirs = Loaded(folder, dtype=dtype)
+    theirs.use(attention)
+    theirs.fill(tokens, 0)
+    return theirs
 
 
-class Theirs:
-    """The same weights in transformers, the same latents in its cache."""
-
-    def __init__(
-        self, folder: Path, tokens: int, attention: str, dtype: torch.dtype = BF16
-    ) -> None:
-        from transformers import DynamicCache, KimiLinearForCausalLM
-
-        self.lm = KimiLinearForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation=attention
-        ).eval()
-        self.cache = DynamicCache(config=self.lm.config)
-        self.lm(torch.tensor([WARM_TOKENS]), cache=self.cache, use_cache=True)
-        config = interlace.HybridConfig.from_pretrained(folder)
-        for layer_idx, layer in enumerate(self.cache.layers):
-            if config.is_global(layer_idx):
-                # one head; the latent stands where keys do, the shared key where values do
-                layer.keys = torch.empty(1, 1, tokens, config.kv_lora_rank, dtype=dtype)
-                layer.values = torch.empty(1, 1, tokens, config.qk_rope_head_dim, dtype=dtype)
-                start = 0
-                for block in random_latents(config, layer_idx, tokens, dtype):
-                    end = start + block.shape[1]
-                    layer.keys[:, 0, start:end] = block[..., : config.kv_lora_rank]
-                    layer.values[:, 0, start:end] = block[..., config.kv_lora_rank :]
-                    start = end
-
-    def use(self, attention: str) -> None:
-        self.lm.set_attn_implementation(attention)
-
-    def step(self, token: int) -> Tensor:
-        out = self.lm(torch.tensor([[token]]), cache=self.cache, use_cache=True)
-        return out.logits[0, -1].float()
-
-
-def logit_gap(ours: Ours, theirs: Theirs) -> float:
+def logit_gap(ours: Filled, theirs: Loaded) -> float:
     """max |a - b| / max(1, max |b|) of one step's logits."""
     mine, other = ours.step(9), theirs.step(9)
     return float((mine - other).abs().max() / other.abs().max().clamp(min=1.0))
@@ -116,8 +59,8 @@ def logit_gap(ours: Ours, theirs: Theirs) -> float:
 def check_equal(folder: Path, tokens: int) -> float:
     """In float32, and over no more latents than that affords, both must compute the same."""
     tokens = min(tokens, BLOCK)
-    ours = Ours(folder, tokens, 1, torch.float32)
-    gap = logit_gap(ours, Theirs(folder, tokens, "eager", torch.float32))
+    ours = our_model(folder, tokens, 1, torch.float32)
+    gap = logit_gap(ours, their_model(folder, tokens, "eager", torch.float32))
     if gap > 1e-4:
         raise SystemExit(f"in float32 both must give the same logits to 1e-4, got {gap:.3g}")
     return gap
@@ -130,7 +73,7 @@ def timed(call: Callable[[], object], steps: int) -> float:
     return (time.perf_counter() - start) / steps
 
 
-def one_run(ours: Ours, theirs: Theirs, steps: int) -> dict[str, float]:
+def one_run(ours: Filled, theirs: Loaded, steps: int) -> dict[str, float]:
     with machine.OthersShare() as others:
         run = {"ours": timed(lambda: ours.step(5), steps)}
         for attention in ATTENTION:
@@ -143,7 +86,8 @@ def one_run(ours: Ours, theirs: Theirs, steps: int) -> dict[str, float]:
 def compare(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     steps = options.steps
     reserve = (options.runs + MAX_REPEATS + 1) * steps + 1
-    ours, theirs = Ours(folder, options.tokens, reserve), Theirs(folder, options.tokens, "eager")
+    ours = our_model(folder, options.tokens, reserve)
+    theirs = their_model(folder, options.tokens, "eager")
     gap = logit_gap(ours, theirs)
     one_run(ours, theirs, 1)  # warm both attention forms
     runs: list[dict[str, float]] = []
@@ -179,7 +123,11 @@ def memory_of(system: str, folder: Path, tokens: int) -> int:
     base = machine.resident_bytes()
 
     def work() -> None:
-        run = Ours(folder, tokens, 3) if system == "ours" else Theirs(folder, tokens, system)
+        run: Filled | Loaded
+        if system == "ours":
+            run = our_model(folder, tokens, 3)
+        else:
+            run = their_model(folder, tokens, system)
         for token in (9, 5, 5):
             run.step(token)
 

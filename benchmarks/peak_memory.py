@@ -17,10 +17,10 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 
-import machine
 import torch
 
 import interlace
+from interlace.bench import machine
 from interlace.config import preset
 from interlace.config.activations import decode_activation_bytes, prefill_activation_bytes
 from interlace.config.sizes import delta_state_bytes, latent_cache_bytes, weight_bytes

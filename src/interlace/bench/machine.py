@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+__all__ = ["OthersShare", "describe", "peak_over", "resident_bytes", "slug"]
+
 PAGE_KIB = 1024
 MODEL_FILE = re.compile(r"\.safetensors$")
 
@@ -96,3 +98,11 @@ def peak_over(base: int, work: Callable[[], object], every: float = 0.01) -> int
         done.set()
         watcher.join()
     return max(seen) - base
+
+
+def slug() -> str:
+    """The machine's processor and cores as part of a file name."""
+    cpu = re.sub(r"\(.*?\)", "", str(describe()["cpu"]))
+    words = re.findall(r"[a-z0-9]+", cpu.lower())
+    kept = [word for word in words if word not in {"processor", "cpu", "core", "with"}]
+    return "-".join([*kept[:4], f"{os.cpu_count()}c"])

@@ -1,0 +1,99 @@
+"""`--explain`: which way of computing each operator of a model takes, and why the others do not.
+
+The answers come from the records that choose when the model runs; no tensor is made.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from interlace.config import HybridConfig
+from interlace.ops.attention import LATENT_BACKENDS, LatentCall
+from interlace.ops.delta_rule import KDA_BACKENDS, KDACall
+from interlace.ops.dispatch import Backend, explain
+
+__all__ = ["CALLS", "Row", "explain_model", "table"]
+
+CALLS = {"decode": 1, "short prompt": 16, "prefill": 512}
+"""Tokens of the calls that are explained; training is one more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way of one operator in one kind of call.
+
+    Args:
+        operator: what is computed.
+        call: in which call.
+        way: name of the record.
+        chosen: whether it is the one that runs.
+        reason: why it is not, or a note where there is no other.
+    """
+
+    operator: str
+    call: str
+    way: str
+    chosen: bool
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def explain_model(config: HybridConfig, extra: Sequence[int] = ()) -> list[Row]:
+    """Every way of every operator that the model has.
+
+    Args:
+        config: the model.
+        extra: further numbers of tokens of a call.
+    """
+    calls = CALLS | {f"{n:,} tokens": n for n in extra}
+    rows: list[Row] = []
+    if config.num_global_layers:
+        for call, tokens in calls.items():
+            rows += _rows("attention, cached", call, LATENT_BACKENDS, LatentCall(tokens))
+        rows.append(_only("attention, no cache", "attention.expanded", "it has a backward"))
+    if config.num_kda_layers:
+        for call, tokens in calls.items():
+            rows += _rows("delta rule", call, KDA_BACKENDS, KDACall(tokens))
+        learning = KDACall(CALLS["prefill"], learns=True)
+        rows += _rows("delta rule", "training", KDA_BACKENDS, learning)
+        rows.append(_only("convolution", "conv.channels_last"))
+    rows.append(_only("norms", "norm.fused"))
+    if config.num_moe_layers < config.num_hidden_layers:
+        rows.append(
+            _only("feed-forward", "mlp.swiglu" if config.hidden_act == "silu" else "mlp.situ_glu")
+        )
+    if config.num_moe_layers:
+        rows.append(_only("experts", "moe.loop"))
+    if config.attn_res_block_size is not None:
+        rows.append(_only("attention residuals", "residual.two_phase"))
+    return rows
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as a table of Markdown."""
+    lines = ["| operator | call | way | | why not |", "|---|---|---|---|---|"]
+    for row in rows:
+        mark = "runs" if row.chosen else ""
+        lines.append(f"| {row.operator} | {row.call} | `{row.way}` | {mark} | {row.reason} |")
+    return "\n".join(lines)
+
+
+def _rows(operator: str, call: str, records: Sequence[Backend], asked: Any) -> list[Row]:
+    reasons = explain(records, asked)
+    # the rule of `choose`, which would also announce the way as used
+    taken = next(name for name, reason in reasons if reason is None)
+    return [
+        Row(operator, call, name, name == taken, reason or _beaten(name, taken))
+        for name, reason in reasons
+    ]
+
+
+def _beaten(name: str, taken: str) -> str:
+    return "" if name == taken else f"{taken} comes first"
+
+
+def _only(operator: str, way: str, note: str = "") -> Row:
+    return Row(operator, "any", way, True, f"the only way{': ' + note if note else ''}")
