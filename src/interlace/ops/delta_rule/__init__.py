@@ -8,5 +8,6 @@ from interlace.ops.delta_rule.gate import kda_gate as kda_gate
 from interlace.ops.delta_rule.recurrent import kda_recurrent as kda_recurrent
 from interlace.ops.delta_rule.recurrent import kda_step as kda_step
 from interlace.ops.delta_rule.reference import KDAStages as KDAStages
+from interlace.ops.delta_rule.reference import kda_gate_reference as kda_gate_reference
 from interlace.ops.delta_rule.reference import kda_reference as kda_reference
 from interlace.ops.delta_rule.reference import kda_reference_stages as kda_reference_stages

@@ -99,3 +99,25 @@ def kda_reference(
         return stages.out, state.to(compute_dtype)
     batch, _, heads, key_dim = q.shape
     return stages.out, q.new_zeros(batch, heads, key_dim, v.shape[-1], dtype=compute_dtype)
+
+
+def kda_gate_reference(
+    z: Float[Tensor, "B T H K"],
+    A_log: Float[Tensor, "H"],
+    dt_bias: Float[Tensor, "H K"],
+    lower_bound: float | None = None,
+    *,
+    compute_dtype: torch.dtype = torch.float32,
+) -> Float[Tensor, "B T H K"]:
+    """Log decay as it is written (spec section 5, step 6); arguments as for `kda_gate`.
+
+    Returns:
+        g <= 0 in the compute dtype.
+    """
+    logits = z.to(compute_dtype) + dt_bias.to(compute_dtype)
+    rate = torch.exp(A_log.to(compute_dtype))[:, None]
+    if lower_bound is None:
+        # softplus(x) = ln(1 + e^x), with the larger of e^x and e^-x taken out of the logarithm
+        softplus = logits.clamp(min=0) + torch.log1p(torch.exp(-logits.abs()))
+        return -rate * softplus
+    return lower_bound / (1 + torch.exp(-rate * logits))
