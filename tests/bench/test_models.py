@@ -103,7 +103,7 @@ class Stranger:
 
 
 def test_a_peer_that_computes_something_else_is_not_timed(monkeypatch):
-    monkeypatch.setattr(peers, "require_peers", lambda _: None)
+    monkeypatch.setattr(peers, "require_peers", lambda *_: None)
     monkeypatch.setattr(peers, "open_peer", lambda *_: Stranger())
     plan = Plan(models=[TINY], depths=(5,), against=("transformers",), runs=1)
     with pytest.raises(InputError, match=r"must give our logits for kimi-linear-tiny .* version 0"):

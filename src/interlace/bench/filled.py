@@ -48,7 +48,7 @@ class Filled:
 
     Args:
         lm: the model.
-        tokens: depth; 0 leaves the cache as after the warm tokens.
+        tokens: depth; 0 leaves the cache as it is after the warm tokens, five.
         reserve: tokens that will be fed.
     """
 
@@ -57,9 +57,13 @@ class Filled:
         config, dtype = lm.config, lm.lm_head.weight.dtype
         vocab = config.vocab_size
         warm = torch.tensor([[token % vocab for token in WARM_TOKENS]])
-        after_warm = lm.new_cache(1)
+        # room for the case that nothing is put in
+        after_warm = lm.new_cache(1, capacity=0 if tokens else len(WARM_TOKENS) + reserve)
         lm(warm, cache=after_warm, last_only=True)
-        self.cache: HybridCache = lm.new_cache(1, capacity=tokens + reserve)
+        self.cache: HybridCache = after_warm
+        if not tokens:
+            return
+        self.cache = lm.new_cache(1, capacity=tokens + reserve)
         for layer_idx, layer in enumerate(self.cache.layers):
             if isinstance(layer, LatentCache):
                 for block in random_latents(config, layer_idx, tokens, dtype):

@@ -52,6 +52,7 @@ class Plan:
         against: peers, which run the hybrids among the models.
         peer_prompts: prompts that peers read too; they take their time.
         runs: runs of each comparison.
+        llama_source: a folder of llama.cpp's sources, for that peer.
     """
 
     models: Sequence[str]
@@ -60,6 +61,7 @@ class Plan:
     against: Sequence[str] = ()
     peer_prompts: Sequence[int] | None = None
     runs: int = RUNS
+    llama_source: Path | None = None
 
     def comparisons(self) -> int:
         """How many there are, for a progress bar."""
@@ -94,7 +96,7 @@ def measure(
     """
     if not plan.models or not (plan.depths or plan.prompts):
         raise InputError("there must be a model and a depth or a prompt, got none of one kind.")
-    peers.require_peers(plan.against)
+    peers.require_peers(plan.against, plan.llama_source)
     for family in families(plan.models):
         _require_memory([preset(name) for name in family], plan)
     with torch.inference_mode():
@@ -186,7 +188,7 @@ def _open_peers(models: dict[str, HybridLM], plan: Plan) -> tuple[Opened, dict[s
             with tempfile.TemporaryDirectory() as folder:
                 save(lm, Path(folder) / name)
                 opened[name, peer] = peers.open_peer(
-                    peer, Path(folder) / name, torch.get_num_threads()
+                    peer, Path(folder) / name, torch.get_num_threads(), plan.llama_source
                 )
     return opened, skipped
 

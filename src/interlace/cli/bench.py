@@ -14,6 +14,7 @@ __all__ = ["add"]
 WHAT = ("limits", "ops", "model")
 DEPTHS = {"ops": "4096,131072", "model": "0,4096,32768"}
 PROMPTS = {"ops": "2048", "model": "512"}
+_OF_MODEL = ("models", "depths", "prompts", "against", "peer_prompts", "llama_source")
 MODELS = "mid,mid-mla,kl2,kl2-mla"
 
 
@@ -52,6 +53,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--peer-prompts", metavar="N,N", help="prompts that peers read too (all of --prompts)"
+    )
+    parser.add_argument(
+        "--llama-source",
+        metavar="FOLDER",
+        type=Path,
+        help="llama.cpp's sources (vendor/llama.cpp of llama-cpp-python), for its converter",
     )
     parser.add_argument(
         "--explain",
@@ -117,9 +124,9 @@ class _Options:
             None: ("models", "prompts"),
             "limits": ("out",),
             "ops": ("sizes", "only", "depths", "prompts", "out", "plot"),
-            "model": ("models", "depths", "prompts", "against", "peer_prompts", "out", "plot"),
+            "model": (*_OF_MODEL, "out", "plot"),
         }[args.what]
-        names = ("models", "sizes", "only", "depths", "prompts", "against", "peer_prompts")
+        names = (*_OF_MODEL, "sizes", "only")
         for name in (*names, "plot", "out"):
             if getattr(args, name) is not None and name not in allowed:
                 option = f"--{name.replace('_', '-')}"
@@ -242,6 +249,7 @@ def _model(options: _Options) -> list[dict[str, Any]]:
         against=options.against,
         peer_prompts=options.peer_prompts,
         runs=options.args.runs,
+        llama_source=options.args.llama_source,
     )
     with _Bar(options, plan.comparisons() * plan.runs) as tick:
         return models.measure(plan, tick=tick)

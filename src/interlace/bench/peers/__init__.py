@@ -30,7 +30,7 @@ class Peer(Protocol):
     """Forms that were left out by the last call of `steps` or `prompts`, and why."""
 
     def fill(self, tokens: int, reserve: int) -> None:
-        """Make a cache that holds `tokens` random latents and has room for `reserve` more."""
+        """Make a cache with `tokens` random latents (0: the warm tokens) and room for more."""
 
     def step(self, token: int) -> Tensor:
         """Logits `[vocab]`, float32, after one more token."""
@@ -45,8 +45,12 @@ class Peer(Protocol):
         """Give the memory back."""
 
 
-def require_peers(names: Sequence[str]) -> None:
+def require_peers(names: Sequence[str], source: Path | None = None) -> None:
     """Refuse peers that are unknown or not installed, before anything is measured.
+
+    Args:
+        names: of peers.
+        source: a folder of llama.cpp's sources, which has its converter.
 
     Raises:
         InputError: saying what to install.
@@ -54,7 +58,7 @@ def require_peers(names: Sequence[str]) -> None:
     for name in names:
         if name not in PEERS:
             raise InputError(f"--against must name {' or '.join(PEERS)}, got {name!r}.")
-        missing = _module(name).missing()
+        missing = _module(name).missing(source)
         if missing is not None:
             raise InputError(missing)
 
@@ -65,9 +69,9 @@ def refusal(name: str, config: HybridConfig) -> str | None:
     return reason
 
 
-def open_peer(name: str, folder: Path, threads: int) -> Peer:
+def open_peer(name: str, folder: Path, threads: int, source: Path | None = None) -> Peer:
     """Load the checkpoint in `folder` into the peer of this name."""
-    peer: Peer = _module(name).Loaded(folder, threads)
+    peer: Peer = _module(name).Loaded(folder, threads, source)
     return peer
 
 

@@ -26,8 +26,8 @@ FORMS = ("eager", "sdpa")
 _TIMES_EXPANDED = {"eager": 3, "sdpa": 6}
 
 
-def missing() -> str | None:
-    """What to install, or None."""
+def missing(source: Path | None = None) -> str | None:
+    """What to install, or None; transformers needs no sources."""
     if find_spec("transformers") is None:
         return "--against transformers needs it: pip install 'transformers>=5.24'."
     return None
@@ -52,10 +52,17 @@ class Loaded:
     Args:
         folder: in the published layout.
         threads: of its products; those of torch, so nothing is to be done.
+        source: not needed.
         dtype: of weights and cache.
     """
 
-    def __init__(self, folder: Path, threads: int = 0, dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        threads: int = 0,
+        source: Path | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
         from transformers import KimiLinearForCausalLM, __version__
         from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
@@ -80,14 +87,14 @@ class Loaded:
         return DynamicCache(config=self.lm.config)
 
     def fill(self, tokens: int, reserve: int) -> None:
-        """Replace the latents of a few warm tokens by `tokens` random ones."""
+        """Replace the latents of a few warm tokens by `tokens` random ones; 0 leaves them."""
         self.cache = self._new_cache()
         vocab = self.config.vocab_size
         warm = torch.tensor([[token % vocab for token in WARM_TOKENS]])
         self.lm(warm, cache=self.cache, use_cache=True)
         config = self.config
         for layer_idx, layer in enumerate(self.cache.layers):
-            if not config.is_global(layer_idx):
+            if not tokens or not config.is_global(layer_idx):
                 continue
             layer.keys = torch.empty(1, 1, tokens, config.kv_lora_rank, dtype=self.dtype)
             layer.values = torch.empty(1, 1, tokens, config.qk_rope_head_dim, dtype=self.dtype)
