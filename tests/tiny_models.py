@@ -18,6 +18,23 @@ K3_STYLE = {
     "q_lora_rank": 18,
 }
 
+# every part of K3; five layers in blocks of two, the last not full, the last two layers global
+K3 = {
+    **K3_STYLE,
+    "num_hidden_layers": 5,
+    "kda_layers": (1, 2, 3),
+    "full_attn_layers": (4, 5),
+    "hidden_act": "situ",
+    "activation_situ_beta": 4.0,
+    "activation_situ_linear_beta": 25.0,
+    "num_experts": 7,
+    "num_experts_per_token": 3,
+    "routed_expert_hidden_size": 26,
+    "latent_moe_use_norm": True,
+    "routed_scaling_factor": 1.0,
+    "attn_res_block_size": 2,
+}
+
 
 def small(**changes) -> HybridConfig:
     """Kimi Linear in small, every size different."""

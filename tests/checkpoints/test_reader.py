@@ -18,7 +18,7 @@ from interlace.config import preset
 from interlace.config.sizes import weight_bytes
 from interlace.errors import CheckpointError, ConfigError, InputError
 from interlace.text.ranks import write_tokenizer
-from tiny_models import K3_STYLE, edit, ids, lively, model, small
+from tiny_models import K3, K3_STYLE, edit, ids, lively, model, small
 
 CONV = "model.layers.0.self_attn.k_conv1d.weight"
 A_LOG = "model.layers.0.self_attn.A_log"
@@ -42,7 +42,7 @@ def assert_same(found: torch.nn.Module, wanted: torch.nn.Module) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("style", [{}, K3_STYLE], ids=["kimi_linear", "kimi_k3"])
+@pytest.mark.parametrize("style", [{}, K3_STYLE, K3], ids=["kimi_linear", "k3_mixers", "k3"])
 def test_what_is_saved_is_what_is_loaded(tmp_path, style, dtype):
     lm = model(dtype, **style)
     if dtype == "bfloat16" and not style:
@@ -102,9 +102,27 @@ def storages(lm: torch.nn.Module) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_memory_is_the_formula_to_the_byte(folder, dtype):
-    lm = interlace.load(folder, dtype=dtype)
-    assert sum(storages(lm).values()) == weight_bytes(small(), dtype)
+@pytest.mark.parametrize("style", [{}, K3], ids=["kimi_linear", "k3"])
+def test_memory_is_the_formula_to_the_byte(tmp_path, style, dtype):
+    interlace.save(model(**style), tmp_path / "x")
+    lm = interlace.load(tmp_path / "x", dtype=dtype)
+    assert sum(storages(lm).values()) == weight_bytes(small(**style), dtype)
+    built = interlace.build(small(**style), dtype=dtype)
+    assert sum(storages(built).values()) == weight_bytes(small(**style), dtype)
+
+
+def test_what_k3_stores_in_float32_passes_a_bfloat16_model_unchanged(tmp_path):
+    interlace.save(model(**K3), tmp_path / "x", dtype="bfloat16")
+    lm = interlace.load(tmp_path / "x")
+    interlace.save(lm.bfloat16(), tmp_path / "y")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in "xy")
+    wide = {name for name, value in before.items() if value.dtype == torch.float32}
+    parts = ("conv1d.weight", "o_norm.weight", "A_log", "dt_bias", "e_score_correction_bias")
+    assert wide == {name for name in before if name.endswith(parts)}
+    for name, value in before.items():
+        assert torch.equal(value, after[name]), name
+        # values that bfloat16 cannot hold
+        assert name not in wide or bool((value != value.bfloat16()).any())
 
 
 def test_same_dtype_stays_in_the_file(folder):
@@ -163,7 +181,7 @@ def test_b53_turned_convolutions_are_refused_by_name(folder, turn):
         interlace.load(folder)
 
 
-@pytest.mark.parametrize("style", [{}, K3_STYLE], ids=["kimi_linear", "kimi_k3"])
+@pytest.mark.parametrize("style", [{}, K3_STYLE, K3], ids=["kimi_linear", "k3_mixers", "k3"])
 def test_b61_either_prefix_loads_and_vision_is_skipped(tmp_path, caplog, style):
     lm = model(**style)
     interlace.save(lm, tmp_path / "x")

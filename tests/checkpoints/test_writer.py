@@ -15,11 +15,11 @@ from interlace.checkpoints.writer import readers
 from interlace.config import HybridConfig
 from interlace.config.sizes import checkpoint_bytes
 from interlace.errors import CheckpointError, InputError
-from tiny_models import K3_STYLE, model, small
+from tiny_models import K3, K3_STYLE, model, small
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("style", [{}, K3_STYLE], ids=["kimi_linear", "kimi_k3"])
+@pytest.mark.parametrize("style", [{}, K3_STYLE, K3], ids=["kimi_linear", "k3_mixers", "k3"])
 def test_layout_is_the_published_one_to_the_byte(tmp_path, style, dtype):
     saved = interlace.save(model(**style), tmp_path / "x", dtype=dtype)
     config = small(**style, dtype=dtype)

@@ -4,74 +4,18 @@ import pytest
 import torch
 
 import interlace
+import tiny_models
 from closeness import assert_close, assert_no_worse, error
-from interlace.config import HybridConfig, preset
+from interlace.config import preset
 from interlace.layers import AttentionResidualBlock, Block
 from interlace.ops.residual import attention_residual_reference
+from tiny_models import K3
 
 EPS = 1e-5
 
 
-def small(**changes) -> HybridConfig:
-    """K3 in small: every size different; five layers in blocks of two, the last not full."""
-    fields = {
-        "vocab_size": 61,
-        "hidden_size": 40,
-        "num_hidden_layers": 5,
-        "kda_layers": (1, 2, 3),
-        "full_attn_layers": (4, 5),
-        "num_attention_heads": 3,
-        "qk_nope_head_dim": 10,
-        "qk_rope_head_dim": 6,
-        "v_head_dim": 14,
-        "kv_lora_rank": 22,
-        "q_lora_rank": 18,
-        "mla_use_output_gate": True,
-        "kda_num_heads": 2,
-        "kda_head_dim": 12,
-        "gate_lower_bound": -5.0,
-        "use_full_rank_gate": True,
-        "intermediate_size": 52,
-        "hidden_act": "situ",
-        "activation_situ_beta": 4.0,
-        "activation_situ_linear_beta": 25.0,
-        "num_experts": 7,
-        "num_experts_per_token": 3,
-        "moe_intermediate_size": 16,
-        "num_shared_experts": 2,
-        "first_k_dense_replace": 1,
-        "routed_expert_hidden_size": 26,
-        "latent_moe_use_norm": True,
-        "attn_res_block_size": 2,
-        "dtype": "float32",
-    }
-    return HybridConfig(**{**fields, **changes})
-
-
-def lively(lm: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
-    """Every tensor far enough from its start for a mistake to show in the logits."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, value in [*lm.named_parameters(), *lm.named_buffers()]:
-            noise = torch.randn(value.shape, generator=generator).to(value.dtype)
-            if name.endswith("norm.weight"):
-                value.copy_(1 + 0.3 * noise)
-            elif name.endswith("dt_bias"):
-                value.copy_(-2 + noise)
-            elif name.endswith(("A_log", "conv1d.weight")):
-                value.copy_(0.5 * noise)
-            elif name.endswith("e_score_correction_bias"):
-                value.copy_(0.3 * noise)
-            elif name.endswith("res_proj.weight"):
-                # shares far from even
-                value.copy_(0.3 * noise)
-            else:
-                value.copy_(noise * value.shape[-1] ** -0.5)
-    return lm
-
-
 def model(dtype="float64", **changes):
-    return lively(interlace.build(small(**changes), seed=3, dtype=dtype)).requires_grad_(False)
+    return tiny_models.model(dtype, **{**K3, **changes})
 
 
 def tokens(batch: int, length: int) -> torch.Tensor:
@@ -125,7 +69,7 @@ def test_what_has_been_mistaken_elsewhere_shows(fault):
 
 
 def test_gradients_are_those_of_the_equations():
-    lm, ids = lively(interlace.build(small(), seed=3, dtype="float64")), tokens(2, 13)
+    lm, ids = model().requires_grad_(True), tokens(2, 13)
     names, parameters = zip(*lm.named_parameters(), strict=True)
     dy = torch.randn(2, 13, 61, dtype=torch.float64)
 
@@ -214,7 +158,7 @@ def test_full_form_gives_every_output_a_share_of_its_own():
 
 
 def test_shares_start_even():
-    lm = interlace.build(small(), seed=3)
+    lm = interlace.build(tiny_models.small(**K3), seed=3)
     for name, value in lm.named_parameters():
         if name.endswith("res_proj.weight"):
             assert not value.any(), name

@@ -11,9 +11,9 @@ other is read and converted alone. So the peak is the model plus one tensor. Not
 what is not in the files is an error, not random.
 
 Dtypes: the matrices take the dtype that was asked for; `A_log`, `dt_bias` and the router's
-correction bias stay in float32 when that is wider (`interlace.layers.precision`). The router's
-weight is kept like any matrix and widened where it is used. In K3's layout the convolutions and
-`o_norm` are float32 on disk; in memory they follow the matrices.
+correction bias stay in float32 when that is wider, and so do the convolutions and `o_norm` of K3's
+layout (`interlace.layers.precision`). The router's weight is kept like any matrix and widened where
+it is used.
 """
 
 import logging

@@ -183,8 +183,13 @@ def activated_parameters(config: HybridConfig, embedding: bool = True) -> int:
 
 
 def float32_parameters(config: HybridConfig) -> int:
-    """Live parameters that stay in float32 whatever the dtype: `A_log`, `dt_bias`, router bias."""
+    """Live parameters that stay in float32 whatever the dtype.
+
+    `A_log`, `dt_bias` and the router's bias; in K3 also the convolutions and `o_norm`.
+    """
     kda = config.kda_num_heads + config.kda_dim
+    if config.published_class == "kimi_k3":
+        kda += 3 * config.kda_dim * config.short_conv_kernel_size + config.kda_head_dim
     return config.num_kda_layers * kda + config.num_moe_layers * (config.num_experts or 0)
 
 

@@ -27,11 +27,15 @@ from interlace.shapes import Float, Int, Tensor
 __all__ = ["KimiDeltaAttention", "ShortConvolution"]
 
 
-class ShortConvolution(nn.Module):
-    """The weight `[H*K, 1, W]` of a depthwise causal convolution, tap W-1 on the current token."""
+class ShortConvolution(KeepFloat32, nn.Module):
+    """The weight `[H*K, 1, W]` of a depthwise causal convolution, tap W-1 on the current token.
 
-    def __init__(self, channels: int, width: int) -> None:
+    With `keep` it is never narrower than float32, whatever the dtype of what it convolves.
+    """
+
+    def __init__(self, channels: int, width: int, keep: bool = False) -> None:
         super().__init__()
+        self.kept_float32 = ("weight",) if keep else ()
         self.weight = nn.Parameter(torch.empty(channels, 1, width))
 
     def extra_repr(self) -> str:
@@ -61,9 +65,11 @@ class KimiDeltaAttention(KeepFloat32, nn.Module):
         self.q_proj = nn.Linear(hidden, channels, bias=False)
         self.k_proj = nn.Linear(hidden, channels, bias=False)
         self.v_proj = nn.Linear(hidden, channels, bias=False)
-        self.q_conv1d = ShortConvolution(channels, config.short_conv_kernel_size)
-        self.k_conv1d = ShortConvolution(channels, config.short_conv_kernel_size)
-        self.v_conv1d = ShortConvolution(channels, config.short_conv_kernel_size)
+        # float32 on disk in K3's layout, in the dtype of the matrices in Kimi Linear's
+        keep = config.published_class == "kimi_k3"
+        self.q_conv1d = ShortConvolution(channels, config.short_conv_kernel_size, keep)
+        self.k_conv1d = ShortConvolution(channels, config.short_conv_kernel_size, keep)
+        self.v_conv1d = ShortConvolution(channels, config.short_conv_kernel_size, keep)
         self.f_a_proj = nn.Linear(hidden, width, bias=False)
         self.f_b_proj = nn.Linear(width, channels, bias=False)
         self.b_proj = nn.Linear(hidden, heads, bias=False)
@@ -74,7 +80,7 @@ class KimiDeltaAttention(KeepFloat32, nn.Module):
         else:
             self.g_a_proj = nn.Linear(hidden, width, bias=False)
             self.g_b_proj = nn.Linear(width, channels, bias=False)
-        self.o_norm = HeadNorm(width)
+        self.o_norm = HeadNorm(width, keep)
         self.o_proj = nn.Linear(channels, hidden, bias=False)
         # like nn.Linear: a layer made alone can be used at once; on meta there is nothing to fill
         if not self.A_log.is_meta:
@@ -167,11 +173,12 @@ class KimiDeltaAttention(KeepFloat32, nn.Module):
                 convolution.weight.copy_(taps.uniform_(-bound, bound, generator=generator))
 
 
-class HeadNorm(nn.Module):
-    """The weight `[V]` of the norm over each head's output, shared by all heads."""
+class HeadNorm(KeepFloat32, nn.Module):
+    """The weight `[V]` of the norm over each head, shared by all heads; `keep` as above."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, keep: bool = False) -> None:
         super().__init__()
+        self.kept_float32 = ("weight",) if keep else ()
         self.weight = nn.Parameter(torch.ones(width))
 
     def extra_repr(self) -> str:

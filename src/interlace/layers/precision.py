@@ -3,11 +3,12 @@
 `A_log` and `dt_bias` feed an exponential that is applied once per token and remembered by the
 state,
 and a router's correction bias decides which experts win; the published checkpoints keep them in
-float32 (spec sections 5 and 9, traps 14 and 31). `module.bfloat16()` must not change them.
+float32, and K3 also the taps of its convolutions and the norm of each head's output (spec sections
+5 and 9, traps 14 and 31). `module.bfloat16()` must not change them.
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +24,7 @@ def at_least_float32(x: torch.Tensor) -> torch.Tensor:
 class KeepFloat32(nn.Module):
     """Mixin: tensors named in `kept_float32` follow device moves, but are never narrowed."""
 
-    kept_float32: ClassVar[tuple[str, ...]] = ()
+    kept_float32: tuple[str, ...] = ()
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "KeepFloat32":
         before = {name: getattr(self, name).detach() for name in self.kept_float32}
