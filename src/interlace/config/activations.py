@@ -2,9 +2,9 @@
 
 A model works through its layers one after the other and frees each one's tensors, so the peak is
 the residual stream plus the largest single phase: a KDA mixer, a Gated MLA mixer, a dense
-feed-forward, a mixture of experts, or the head. Each phase is a list of named terms, so that a
-bound which is too high or too low can be traced to one of them. No gradients are kept; training
-has its own needs.
+feed-forward, a mixture of experts, a mixture of streams, or the head. Each phase is a list of named
+terms, so that a bound which is too high or too low can be traced to one of them. No gradients are
+kept; training has its own needs.
 
 Letters as in the legend: B rows, T tokens of the call, M tokens in memory, e bytes per number.
 """
@@ -17,6 +17,9 @@ QUERY_BLOCK = 512
 
 KEY_BLOCK = 1024
 """Cached tokens that attention takes at once, at most."""
+
+HEAD_BLOCK = 4
+"""Heads whose half of the up-projection attention casts at once, at most."""
 
 DELTA_CHUNK = 64
 """Tokens that the chunked delta rule takes at once; one state is kept for each."""
@@ -118,12 +121,15 @@ def activation_phases(
         },
         "head": _head(config, batch, tokens, each, last_only),
     }
+    if config.attn_res_block_size is not None:
+        phases["residual"] |= _bank(config, rows, each)
+        phases["mixing"] = _mixing(config, rows, each)
     if config.num_kda_layers:
         phases["kda"] = _kda(config, batch, tokens, each)
     if config.num_global_layers:
         phases["mla"] = _mla(config, batch, tokens, memory, each)
     if config.num_moe_layers < config.num_hidden_layers:
-        phases["dense"] = _gated_mlp(config.intermediate_size, config.hidden_size, rows, each)
+        phases["dense"] = _gated_mlp(config, config.intermediate_size, rows, each)
     if config.num_moe_layers:
         phases["experts"] = _experts(config, rows, each)
     return phases
@@ -166,7 +172,9 @@ def _mla(config: HybridConfig, batch: int, tokens: int, memory: int, each: int) 
     queries, keys = min(tokens, QUERY_BLOCK), min(memory, KEY_BLOCK)
     absorbed = rows * heads * config.latent_dim
     expanded = heads * (config.qk_head_dim + value)
-    up = heads * (config.qk_nope_head_dim + value) * config.kv_lora_rank
+    nope, rank = config.qk_nope_head_dim, config.kv_lora_rank
+    up = heads * (nope + value) * rank
+    folding = min(heads, HEAD_BLOCK) * max(nope, value) * rank * wide
     terms = {
         # q in the model's dtype and once in float32
         "query": query * (each + wide) + rows * (config.q_lora_rank or 0) * 2 * each,
@@ -181,8 +189,9 @@ def _mla(config: HybridConfig, batch: int, tokens: int, memory: int, each: int) 
         # the gate, its product with the float32 output, and that in the model's dtype
         "gate": rows * heads * value * (2 * each + wide) if config.mla_use_output_gate else 0,
         "o_proj": rows * heads * value * each + rows * config.hidden_size * each,
-        # both halves of kv_b_proj in float32, for the fold or the rebuilding
-        "up_projection": up * wide if each < wide else 0,
+        # half of kv_b_proj for a few heads in float32, for the fold; both halves joined, for the
+        # rebuilding
+        "up_projection": folding if tokens == 1 else max(folding, up * each),
     }
     # folded query and latent output (few queries), or keys and values rebuilt for a block
     fold = (2 * absorbed + batch * queries * heads * config.kv_lora_rank) * wide
@@ -195,14 +204,47 @@ def _mla(config: HybridConfig, batch: int, tokens: int, memory: int, each: int) 
     return terms
 
 
-def _gated_mlp(width: int, hidden: int, rows: int, each: int) -> dict[str, int]:
-    wide = max(each, _F32)
+def _gated_mlp(config: HybridConfig, width: int, rows: int, each: int) -> dict[str, int]:
     return {
         # gate, up, product
         "hidden": 3 * rows * width * each,
-        # the activation in float32
-        "float32": 2 * rows * width * wide,
-        "output": rows * hidden * each,
+        "float32": rows * width * _activation(config, each),
+        "output": rows * config.hidden_size * each,
+    }
+
+
+def _activation(config: HybridConfig, each: int) -> int:
+    """Bytes per number that the gated activation takes in float32 on top of what it is given."""
+    # SiTU: the gate, its tanh, and up while it is cast, divided and bent
+    return (5 if config.hidden_act == "situ" else 2) * max(each, _F32)
+
+
+def _bank(config: HybridConfig, rows: int, each: int) -> dict[str, int]:
+    """What Attention Residuals hold through all layers."""
+    layers, size, wide = config.num_hidden_layers, config.attn_res_block_size, max(each, _F32)
+    assert size is not None
+    queries = 2 * layers * config.hidden_size * wide
+    if size == 0:
+        return {"bank": (2 * layers + 1) * rows * config.hidden_size * each, "queries": queries}
+    blocks = -(-layers // size)
+    return {
+        "queries": queries,
+        # the embedding and the finished blocks in float32; the live stream beside what is read
+        "bank": (blocks * wide + each) * rows * config.hidden_size,
+        # scores of a block's reads and their shares, or the shares of this block and of the last
+        "shares": (2 * blocks + 4) * rows * 2 * min(size, layers) * wide,
+    }
+
+
+def _mixing(config: HybridConfig, rows: int, each: int) -> dict[str, int]:
+    """The mixture that one sublayer reads, and what the queries of all are made of."""
+    layers, wide = config.num_hidden_layers, max(each, _F32)
+    copies = 3 * (2 * layers + 1) if config.attn_res_block_size == 0 else 3
+    return {
+        # the live stream in float32, the bank's mixture, and both together, then cast;
+        # in full form every candidate as it is, normed and weighed
+        "streams": (copies * wide + each) * rows * config.hidden_size,
+        "weights": 2 * layers * config.hidden_size * (2 * each + 2 * wide),
     }
 
 
@@ -210,16 +252,19 @@ def _experts(config: HybridConfig, rows: int, each: int) -> dict[str, int]:
     hidden, wide = config.hidden_size, max(each, _F32)
     experts, chosen = config.num_experts or 0, config.num_experts_per_token or 0
     width, inner = expert_width(config), config.moe_intermediate_size or 0
-    shared = _gated_mlp(inner * config.num_shared_experts, hidden, rows, each)
+    shared = _gated_mlp(config, inner * config.num_shared_experts, rows, each)
+    latent = width * (2 * each + wide) + hidden * each
     return {
         # logits, scores, biased scores; the input and the weight cast up for them
         "router": (3 * rows * experts + rows * hidden + experts * hidden) * wide,
         "choice": rows * chosen * (8 + wide) * 2,
         # one expert may get every token: its input, hidden and float32 output
-        "routed": rows * (width * (each + 2 * wide) + inner * (3 * each + 2 * wide)),
+        "routed": rows
+        * (width * (2 * each + 2 * wide) + inner * (3 * each + _activation(config, each))),
         # the sum over experts in float32, and in the model's dtype
         "sum": rows * width * (wide + each),
-        "latent": rows * width * (2 * each + wide) if config.routed_expert_hidden_size else 0,
+        # the latent, its norm, and the routed output projected up
+        "latent": rows * latent if config.routed_expert_hidden_size else 0,
         "shared": sum(shared.values()) if config.num_shared_experts else 0,
     }
 
