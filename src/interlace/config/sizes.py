@@ -90,6 +90,12 @@ def kda_parts(config: HybridConfig, stored: bool = True) -> dict[str, int]:
     return {**parts, "o_norm": head_dim, "o": width * hidden}
 
 
+def float32_parts(config: HybridConfig) -> tuple[str, ...]:
+    """Which of `kda_parts` stay in float32 whatever the dtype of the model (spec section 9)."""
+    wide = ("dt_bias", "A_log")
+    return (*wide, "conv", "o_norm") if config.published_class == "kimi_k3" else wide
+
+
 def kda_parameters(config: HybridConfig, stored: bool = True) -> int:
     """One KDA mixer; arguments as of `kda_parts`."""
     return sum(kda_parts(config, stored).values())
@@ -183,13 +189,9 @@ def activated_parameters(config: HybridConfig, embedding: bool = True) -> int:
 
 
 def float32_parameters(config: HybridConfig) -> int:
-    """Live parameters that stay in float32 whatever the dtype.
-
-    `A_log`, `dt_bias` and the router's bias; in K3 also the convolutions and `o_norm`.
-    """
-    kda = config.kda_num_heads + config.kda_dim
-    if config.published_class == "kimi_k3":
-        kda += 3 * config.kda_dim * config.short_conv_kernel_size + config.kda_head_dim
+    """Live parameters that stay in float32 whatever the dtype: `float32_parts`, router's bias."""
+    parts = kda_parts(config, stored=False)
+    kda = sum(parts[name] for name in float32_parts(config))
     return config.num_kda_layers * kda + config.num_moe_layers * (config.num_experts or 0)
 
 
@@ -215,11 +217,9 @@ def checkpoint_bytes(config: HybridConfig) -> int:
     bias; K3's routed experts are packed MXFP4 where the config says so (spec sections 5 and 7).
     """
     each = dtype_bytes(config.dtype)
-    wide = config.kda_dim + a_log_length(config)
-    bias = 0
-    if config.published_class == "kimi_k3":
-        wide += 3 * config.kda_dim * config.short_conv_kernel_size + config.kda_head_dim
-        bias = config.num_experts or 0
+    parts = kda_parts(config)
+    wide = sum(parts[name] for name in float32_parts(config))
+    bias = (config.num_experts or 0) if config.published_class == "kimi_k3" else 0
     wide = wide * config.num_kda_layers + bias * config.num_moe_layers
     total = stored_parameters(config) * each + wide * (max(each, 4) - each)
     if (config.quantization or {}).get("format") == _MXFP4:

@@ -34,7 +34,6 @@ _ROLES: dict[str, tuple[Split, bool]] = {
     "dt_bias": ("heads", False),
     "A_log": ("heads", False),
 }
-_FLOAT32 = ("dt_bias", "A_log")
 
 
 def describe(config: HybridConfig, name: str) -> Description:
@@ -71,7 +70,9 @@ def _mixers(config: HybridConfig) -> Any:
             Mixer(
                 kind="state",
                 label="KDA",
-                weights=_projections(sizes.kda_parts(config, stored=False), "KDA mixers"),
+                weights=_projections(
+                    sizes.kda_parts(config, stored=False), "KDA mixers", sizes.float32_parts(config)
+                ),
                 heads=heads,
                 key_dim=key,
                 value_dim=key,
@@ -98,9 +99,11 @@ def _mixers(config: HybridConfig) -> Any:
         )
 
 
-def _projections(parts: dict[str, int], group: str) -> tuple[Weight, ...]:
+def _projections(
+    parts: dict[str, int], group: str, float32: tuple[str, ...] = ()
+) -> tuple[Weight, ...]:
     return tuple(
-        Weight(group, count, *_ROLES.get(name, ("whole", False)), float32=name in _FLOAT32)
+        Weight(group, count, *_ROLES.get(name, ("whole", False)), float32=name in float32)
         for name, count in parts.items()
     )
 
