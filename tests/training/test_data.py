@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from interlace.errors import InputError
-from interlace.training.data import BOS, PackedRows, StagedRows, read_documents
+from interlace.training.data import (
+    BOS,
+    OVERRUN,
+    UNCOUNTED,
+    PackedRows,
+    StagedRows,
+    read_documents,
+)
 
 DOCUMENTS = [bytes([65 + i]) * n for i, n in enumerate((5, 1, 30, 12, 7))]
 EOS = 257
@@ -105,6 +112,66 @@ def test_stages_change_the_rows_at_their_step():
     assert torch.equal(rows.batch(9).targets, long.batch(4).targets)
     assert [rows.tokens(n) for n in (0, 1, 5, 6, 9)] == [0, 42, 210, 256, 394]
     assert StagedRows([(0, short)]).tokens(3) == 126
+
+
+def text_with_runs():
+    generator = np.random.default_rng(5)
+    return [
+        b"".join(
+            bytes(generator.integers(97, 123, 9).astype(np.uint8)) + b" " * int(n)
+            for n in generator.integers(1, 30, 120)
+        )
+        for _ in range(4)
+    ]
+
+
+def test_overruns_repeat_a_piece_and_count_only_its_end():
+    documents = text_with_runs()
+    plain = PackedRows(documents, 511, 3, seed=2)
+    data = PackedRows(documents, 511, 3, seed=2, overruns=1.0)
+    periods = Counter()
+    for step in range(40):
+        batch, before = data.batch(step), plain.batch(step)
+        for tokens, targets, text in zip(batch.tokens, batch.targets, before.tokens, strict=True):
+            left_out = (targets == UNCOUNTED).nonzero().flatten()
+            if not len(left_out):  # the piece would have held the start of a document
+                continue
+            first, count = int(left_out[0]) + 1, len(left_out)
+            assert left_out.tolist() == list(range(first - 1, first - 1 + count))
+            assert count < OVERRUN[1]
+            # what was not counted is a repeat of what is before it, the rest is the text
+            assert torch.equal(tokens[:first], text[:first])
+            rest = tokens[first + count :]
+            assert torch.equal(rest, text[first : first + len(rest)])
+            period = next(
+                p
+                for p in range(1, 40)
+                if torch.equal(tokens[first : first + count], tokens[first - p : first + count - p])
+            )
+            assert count > OVERRUN[0] - period
+            assert targets[first + count - 1] == rest[0] != tokens[first + count - period]
+            if period == 1:
+                assert len(set(tokens[first - 4 : first].tolist())) == 1
+            periods[period] += 1
+    assert 20 < periods[1] < 100
+    assert max(periods) > 30
+    again = PackedRows(documents, 511, 3, seed=2, overruns=1.0)
+    assert torch.equal(again.batch(7).tokens, data.batch(7).tokens)
+    halves = torch.cat([data.batch(4, rank, 3).targets for rank in range(3)])
+    assert torch.equal(halves, data.batch(4).targets)
+
+
+def test_a_share_of_the_rows_has_an_overrun():
+    rows = PackedRows(text_with_runs(), 511, 4, seed=2, overruns=0.25)
+    hit = sum(int((rows.batch(i).targets == UNCOUNTED).any(1).sum()) for i in range(60))
+    assert 30 < hit < 80
+    none = PackedRows(text_with_runs(), 511, 4, seed=2)
+    assert not any((none.batch(i).targets == UNCOUNTED).any() for i in range(20))
+
+
+def test_overruns_need_long_rows():
+    with pytest.raises(InputError, match="at least 400 tokens"):
+        PackedRows(text_with_runs(), 399, 1, seed=0, overruns=0.1)
 
 
 def test_read_documents(tmp_path):

@@ -1,4 +1,4 @@
-"""Bytes to training rows.
+r"""Bytes to training rows.
 
     documents, shuffled per epoch:  <bos> doc 7 <bos> doc 2 <bos> doc 5 ...
     cut into rows of T + 1, overlapping by one; rows shuffled per epoch
@@ -6,6 +6,14 @@
 
 The rows of a step are a pure function of (documents, seed, step), so a resumed run sees what an
 unbroken one sees. Text is never decoded: a token is a byte; `bos` and `eos` are the ids above them.
+
+Overruns. A model that samples its own text comes into runs longer than any that it has read, where
+nothing tells it to stop. In a share of the rows one piece is therefore repeated for too long, and
+what follows it in the text comes after; the repeats are read but not learned, only the end is:
+
+    text:     # ------------\n    def f
+    tokens:   # ------------------- (100 to 200 bytes) -----\n    def f
+    targets:  ------------- not counted                     \n    def f
 """
 
 from collections.abc import Sequence
@@ -18,14 +26,23 @@ import torch
 from interlace.errors import InputError
 from interlace.shapes import Int, Tensor
 
-__all__ = ["BOS", "Batch", "PackedRows", "StagedRows", "read_documents"]
+__all__ = ["BOS", "OVERRUN", "UNCOUNTED", "Batch", "PackedRows", "StagedRows", "read_documents"]
 
 BOS = 256
+UNCOUNTED = -100
+"""Target of a position whose loss is not counted: `cross_entropy` leaves it out."""
+
+OVERRUN = (100, 200)
+"""Length of an overrun in bytes: past what text holds (a line has 80), short of a lost sample."""
+_PERIODS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of one step: ids and offsets, int64; every row start is among the offsets."""
+    """Rows of one step: ids and offsets, int64; every row start is among the offsets.
+
+    A target is the next token, or `UNCOUNTED`.
+    """
 
     tokens: Int[Tensor, "B T"]
     targets: Int[Tensor, "B T"]
@@ -42,9 +59,10 @@ class PackedRows:
         seed: of both shuffles.
         bos: id that starts a document.
         eos: target of a document's last byte; `bos` when missing.
+        overruns: share of the rows with an overrun, 0 to 1.
 
     Raises:
-        InputError: there is no text.
+        InputError: there is no text, or rows too short for overruns.
     """
 
     def __init__(
@@ -55,6 +73,7 @@ class PackedRows:
         seed: int,
         bos: int = BOS,
         eos: int | None = None,
+        overruns: float = 0.0,
     ) -> None:
         self._documents = [np.frombuffer(text, dtype=np.uint8) for text in documents if text]
         if not self._documents:
@@ -62,7 +81,13 @@ class PackedRows:
                 "the corpus must hold at least one byte of text, got none; check the files of "
                 "[data]."
             )
+        if overruns and sequence_length < 2 * OVERRUN[1]:
+            raise InputError(
+                f"rows with overruns must have at least {2 * OVERRUN[1]} tokens, got "
+                f"sequence_length = {sequence_length}; give longer rows or overruns = 0."
+            )
         self.length, self.rows, self.seed = sequence_length, rows, seed
+        self.overruns = overruns
         self.bos, self.eos = bos, bos if eos is None else eos
         self.bytes = sum(map(len, self._documents))
         epoch = self.bytes + len(self._documents)
@@ -75,12 +100,13 @@ class PackedRows:
         """The share of process `rank` in the rows of the 0-based `step`."""
         share = self.rows // world
         first = step * self.rows + rank * share
-        rows = torch.from_numpy(
-            np.stack([self._row(i) for i in range(first, first + share)]).astype(np.int64)
-        )
+        taken = [self._overrun(i, self._row(i)) for i in range(first, first + share)]
+        rows = torch.from_numpy(np.stack([row for row, _ in taken]).astype(np.int64))
         # a slice of a single row is contiguous already and would share its memory
         tokens, targets = rows[:, :-1].clone(), rows[:, 1:].clone()
         targets[targets == self.bos] = self.eos
+        for target, (_, repeats) in zip(targets, taken, strict=True):
+            target[repeats.start - 1 : repeats.stop - 1] = UNCOUNTED
         starts = tokens == self.bos
         starts[:, 0] = True
         offsets = torch.cat([starts.flatten().nonzero().flatten(), torch.tensor([tokens.numel()])])
@@ -91,6 +117,28 @@ class PackedRows:
         stream, order = self._epoch(epoch)
         start = int(order[position]) * self.length
         return stream[start : start + self.length + 1]
+
+    def _overrun(self, index: int, row: np.ndarray) -> tuple[np.ndarray, range]:
+        """The row, perhaps with a piece repeated for too long, and where the repeats are in it."""
+        generator = np.random.Generator(np.random.PCG64([self.seed, index, 1]))
+        if generator.random() >= self.overruns:
+            return row, range(1, 1)
+        # half go on with a run of one byte that the text has, half repeat any few bytes
+        period = 1 if generator.random() < 0.5 else int(generator.integers(2, _PERIODS))
+        places = np.arange(_PERIODS, len(row) - OVERRUN[1] - 1)
+        places = places[row[places] != row[places - period]]
+        if period == 1:
+            places = places[_same(row, places, 4)]
+        if not len(places):
+            return row, range(1, 1)
+        place = int(generator.choice(places))
+        piece = row[place - period : place]
+        if self.bos in piece:
+            return row, range(1, 1)
+        count = int(generator.integers(*OVERRUN)) // period
+        repeats = range(place, place + count * period)
+        longer = np.concatenate([row[:place], np.tile(piece, count), row[place:]])
+        return longer[: len(row)], repeats
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         if self._cached is None or self._cached[0] != epoch:
@@ -105,6 +153,11 @@ class PackedRows:
             stream = np.roll(stream, -int(generator.integers(len(stream))))
             self._cached = (epoch, stream, generator.permutation(self.rows_per_epoch))
         return self._cached[1], self._cached[2]
+
+
+def _same(row: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
+    """Whether the `count` bytes before each place are one and the same."""
+    return np.all([row[places - 1] == row[places - i] for i in range(2, count + 1)], axis=0)
 
 
 class StagedRows:

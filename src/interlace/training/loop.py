@@ -145,19 +145,23 @@ def _packed(recipe: Recipe, train: Sequence[bytes]) -> StagedRows:
             f"the start of a document), got vocab_size = {config.vocab_size}; set model.config = "
             f"{{vocab_size = {max(bos, eos, 255) + 1}}}."
         )
-    return StagedRows(
-        [
-            # the seed of a stage is far from those that runs are given
-            (first, PackedRows(train, length, rows, recipe.run.seed + number * 2**32, bos, eos))
-            for number, (first, length, rows) in enumerate(_stages(dataclasses.asdict(recipe.data)))
-        ]
-    )
+    stages = []
+    for number, stage in enumerate(_stages(dataclasses.asdict(recipe.data))):
+        first, length, rows, overruns = stage
+        # the seed of a stage is far from those that runs are given
+        seed = recipe.run.seed + number * 2**32
+        stages.append((first, PackedRows(train, length, rows, seed, bos, eos, overruns)))
+    return StagedRows(stages)
 
 
-def _stages(data: dict[str, Any]) -> list[tuple[int, int, int]]:
-    """First step, row length and rows per step of each stage of a [data] section."""
+def _stages(data: dict[str, Any]) -> list[tuple[int, int, int, float]]:
+    """First step, row length, rows per step and share of overruns of each stage of [data]."""
     rules = [{**data, "first_step": 0}, *data.get("stage", ())]
-    return [(rule["first_step"], rule["sequence_length"], rule["batch"]) for rule in rules]
+    return [
+        # a checkpoint of before there were overruns names none
+        (rule["first_step"], rule["sequence_length"], rule["batch"], rule.get("overruns", 0.0))
+        for rule in rules
+    ]
 
 
 def _marks(recipe: Recipe) -> tuple[int, int]:
@@ -224,8 +228,8 @@ def _check_stages(recipe: Recipe, facts: dict[str, Any]) -> None:
     if old != new:
         raise InputError(
             "the rows of steps already taken cannot change: the checkpoint of step "
-            f"{step} has (first step, sequence_length, batch) = {old}, the recipe {new}; set "
-            f"data.stage for a first_step from {step} on."
+            f"{step} has (first step, sequence_length, batch, overruns) = {old}, the recipe "
+            f"{new}; set data.stage for a first_step from {step} on."
         )
 
 

@@ -84,9 +84,11 @@ class StageRule:
     first_step: int
     sequence_length: int
     batch: int
+    overruns: float = 0.0
 
     def __post_init__(self) -> None:
         _positive("data.stage", self, "first_step", "sequence_length", "batch")
+        _share("data.stage.overruns", self.overruns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +96,8 @@ class DataRecipe:
     """Text and how it is cut.
 
     Either `files` (globs) or `manifest`; `batch` is rows per step over all processes. What
-    `held_out` matches is scored and never trained on, also where `files` matches it.
+    `held_out` matches is scored and never trained on, also where `files` matches it. `overruns` is
+    the share of rows in which a piece is repeated for too long, so that its end is learned.
     """
 
     files: tuple[str, ...] = ()
@@ -102,12 +105,14 @@ class DataRecipe:
     manifest: str | None = None
     sequence_length: int = 512
     batch: int = 16
+    overruns: float = 0.0
     eval_bytes: int = 65536
     eval_length: int = 2048
     stage: tuple[StageRule, ...] = ()
 
     def __post_init__(self) -> None:
         _positive("data", self, "sequence_length", "batch", "eval_bytes", "eval_length")
+        _share("data.overruns", self.overruns)
         starts = [rule.first_step for rule in self.stage]
         if starts != sorted(set(starts)):
             raise InputError(
@@ -392,6 +397,11 @@ def _not_negative(section: str, values: Any, *names: str) -> None:
         value = getattr(values, name)
         if value is not None and value < 0:
             raise InputError(f"{section}.{name} must not be negative, got {value}.")
+
+
+def _share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise InputError(f"{name} must lie between 0 and 1, got {value}.")
 
 
 def _positive(section: str, values: Any, *names: str) -> None:
