@@ -11,7 +11,6 @@ A ratio knows no absolute speed, so the third share, of attention itself, is an 
 report names no accelerator: results are for two.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from interlace.config import preset
@@ -57,25 +56,35 @@ def fit(name: str) -> Fit:
         InputError: no such machine.
         ValueError: no share in (0, 1] gives the published ratio.
     """
-    machine, (hybrid, full) = hardware(name), _models()
+    machine = hardware(name)
+    plans = {
+        tokens: [_plan(model, tokens, machine) for model in (full, hybrid)]
+        for hybrid, full in (_models(),)
+        for tokens in PUBLISHED["decode"]
+    }
 
-    def ratio(phase: str, tokens: int, decode_rest: float, prefill_rest: float) -> float:
-        with_shares = machine.with_efficiency(ATTENTION, decode_rest, prefill_rest)
-        times = [_time(_plan(model, tokens, with_shares), phase) for model in (full, hybrid)]
-        return times[0] / times[1]
+    def times(phase: str, tokens: int, decode_rest: float, prefill_rest: float) -> list[float]:
+        shared = machine.with_efficiency(ATTENTION, decode_rest, prefill_rest)
+        return [_time(replace(one, machine=shared), phase) for one in plans[tokens]]
 
     tokens = 2**19
-    decode_rest = _solve(lambda share: ratio("decode", tokens, share, 1.0), 1.8)
-    prefill_rest = _solve(lambda share: ratio("prefill", tokens, decode_rest, share), 2.3)
-    found = {
-        phase: {n: ratio(phase, n, decode_rest, prefill_rest) for n in figures}
-        for phase, figures in PUBLISHED.items()
-    }
+    decode_rest, prefill_rest = (
+        _solve(
+            times(phase, tokens, 1.0, 1.0), times(phase, tokens, 0.5, 0.5), PUBLISHED[phase][tokens]
+        )
+        for phase in ("decode", "prefill")
+    )
+    ratios: dict[str, dict[int, float]] = {}
+    for phase, figures in PUBLISHED.items():
+        ratios[phase] = {}
+        for n in figures:
+            slow, fast = times(phase, n, decode_rest, prefill_rest)
+            ratios[phase][n] = slow / fast
     shared = machine.with_efficiency(ATTENTION, decode_rest, prefill_rest)
-    return Fit(shared, decode_rest, prefill_rest, found)
+    return Fit(shared, decode_rest, prefill_rest, ratios)
 
 
-def throughput_ratio(machine: Hardware, devices: int, memory: int) -> dict[str, float]:
+def throughput_ratio(machine: Hardware, devices: int, memory: int) -> dict[str, float | int]:
     """The report's 6.3 at 1M tokens (11.48 ms against 1.84): time per token, each at its own batch.
 
     Both models take as many sequences as fit. Several devices share the experts and have sequences
@@ -89,7 +98,7 @@ def throughput_ratio(machine: Hardware, devices: int, memory: int) -> dict[str, 
     Returns:
         Batch per device and milliseconds per token and device of both, and their ratio.
     """
-    found: dict[str, float] = {}
+    found: dict[str, float | int] = {}
     for label, model in zip(("hybrid", "all_mla"), _models(), strict=True):
         one = _plan(model, 2**20, machine, ep=devices)
         batch = one.largest_batch(memory) or 1
@@ -114,12 +123,22 @@ def _time(made: Plan, phase: str) -> float:
     return made.seconds_per_token if phase == "decode" else made.prefill_seconds
 
 
-def _solve(ratio: Callable[[float], float], wanted: float) -> float:
-    """The share at which a ratio that grows with it has the wanted value."""
-    low, high = 1e-4, 1.0
-    if not ratio(low) <= wanted <= ratio(high):
+def _solve(at_one: list[float], at_half: list[float], wanted: float) -> float:
+    """The share at which the ratio of two times has the wanted value.
+
+    A time is `fixed + rest / share`, so two values of it tell both terms.
+
+    Args:
+        at_one: times of all-MLA and of the hybrid at a share of 1.
+        at_half: the same at a share of one half.
+        wanted: ratio of the two.
+
+    Raises:
+        ValueError: no share in (0, 1] gives it.
+    """
+    rest = [half - one for half, one in zip(at_half, at_one, strict=True)]
+    fixed = [one - more for one, more in zip(at_one, rest, strict=True)]
+    share = (wanted * rest[1] - rest[0]) / (fixed[0] - wanted * fixed[1])
+    if not 0 < share <= 1:
         raise ValueError(f"no share in (0, 1] gives a ratio of {wanted}")
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if ratio(middle) < wanted else (low, middle)
-    return (low + high) / 2
+    return share
