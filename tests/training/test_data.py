@@ -9,6 +9,7 @@ from interlace.errors import InputError
 from interlace.training.data import (
     BOS,
     OVERRUN,
+    TOO_LONG,
     UNCOUNTED,
     PackedRows,
     StagedRows,
@@ -125,10 +126,10 @@ def text_with_runs():
     ]
 
 
-def test_overruns_repeat_a_piece_and_count_only_its_end():
+def test_overruns_repeat_a_piece_and_teach_its_end():
     documents = text_with_runs()
-    plain = PackedRows(documents, 511, 3, seed=2)
-    data = PackedRows(documents, 511, 3, seed=2, overruns=1.0)
+    plain = PackedRows(documents, 599, 3, seed=2)
+    data = PackedRows(documents, 599, 3, seed=2, overruns=1.0)
     periods = Counter()
     for step in range(40):
         batch, before = data.batch(step), plain.batch(step)
@@ -136,42 +137,49 @@ def test_overruns_repeat_a_piece_and_count_only_its_end():
             left_out = (targets == UNCOUNTED).nonzero().flatten()
             if not len(left_out):  # the piece would have held the start of a document
                 continue
-            first, count = int(left_out[0]) + 1, len(left_out)
-            assert left_out.tolist() == list(range(first - 1, first - 1 + count))
-            assert count < OVERRUN[1]
-            # what was not counted is a repeat of what is before it, the rest is the text
+            first = int(left_out[0]) + 1
+            # up to the repeats the row is the text, and behind them it goes on
             assert torch.equal(tokens[:first], text[:first])
-            rest = tokens[first + count :]
-            assert torch.equal(rest, text[first : first + len(rest)])
-            period = next(
-                p
-                for p in range(1, 40)
-                if torch.equal(tokens[first : first + count], tokens[first - p : first + count - p])
+            count = next(
+                n
+                for n in range(len(left_out), OVERRUN[1])
+                if torch.equal(tokens[first + n :], text[first : len(text) - n])
             )
-            assert count > OVERRUN[0] - period
-            assert targets[first + count - 1] == rest[0] != tokens[first + count - period]
+            run = tokens[first : first + count]
+            # a piece of nothing but spaces is a run of period one as well
+            period = TOO_LONG - len(left_out)
+            assert 1 <= period < 40
+            assert torch.equal(run, tokens[first - period : first + count - period])
+            assert OVERRUN[0] - period < count < OVERRUN[1]
+            # uncounted until the run, with the piece that was there, is too long; then its end
+            assert left_out.tolist() == list(range(first - 1, first - 1 + TOO_LONG - period))
+            end = tokens[first + count]
+            assert end != tokens[first + count - period]
+            assert set(targets[first - 1 + TOO_LONG - period : first + count].tolist()) == {
+                int(end)
+            }
             if period == 1:
                 assert len(set(tokens[first - 4 : first].tolist())) == 1
             periods[period] += 1
     assert 20 < periods[1] < 100
     assert max(periods) > 30
-    again = PackedRows(documents, 511, 3, seed=2, overruns=1.0)
+    again = PackedRows(documents, 599, 3, seed=2, overruns=1.0)
     assert torch.equal(again.batch(7).tokens, data.batch(7).tokens)
     halves = torch.cat([data.batch(4, rank, 3).targets for rank in range(3)])
     assert torch.equal(halves, data.batch(4).targets)
 
 
 def test_a_share_of_the_rows_has_an_overrun():
-    rows = PackedRows(text_with_runs(), 511, 4, seed=2, overruns=0.25)
+    rows = PackedRows(text_with_runs(), 599, 4, seed=2, overruns=0.25)
     hit = sum(int((rows.batch(i).targets == UNCOUNTED).any(1).sum()) for i in range(60))
     assert 30 < hit < 80
-    none = PackedRows(text_with_runs(), 511, 4, seed=2)
+    none = PackedRows(text_with_runs(), 599, 4, seed=2)
     assert not any((none.batch(i).targets == UNCOUNTED).any() for i in range(20))
 
 
 def test_overruns_need_long_rows():
-    with pytest.raises(InputError, match="at least 400 tokens"):
-        PackedRows(text_with_runs(), 399, 1, seed=0, overruns=0.1)
+    with pytest.raises(InputError, match="at least 512 tokens"):
+        PackedRows(text_with_runs(), 511, 1, seed=0, overruns=0.1)
 
 
 def test_read_documents(tmp_path):

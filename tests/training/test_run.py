@@ -142,7 +142,7 @@ def test_rows_grow_longer_on_the_way_and_resume_is_exact(tmp_path, monkeypatch):
             "later than the one before",
         ),
         ("[{first_step=5, sequence_length=9, batch=2, overruns=1.5}]", "between 0 and 1"),
-        ("[{first_step=5, sequence_length=9, batch=2, overruns=0.5}]", "at least 400 tokens"),
+        ("[{first_step=5, sequence_length=9, batch=2, overruns=0.5}]", "at least 512 tokens"),
     ],
 )
 def test_stages_that_cannot_be(tmp_path, stages, message):

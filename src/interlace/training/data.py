@@ -8,12 +8,13 @@ The rows of a step are a pure function of (documents, seed, step), so a resumed 
 unbroken one sees. Text is never decoded: a token is a byte; `bos` and `eos` are the ids above them.
 
 Overruns. A model that samples its own text comes into runs longer than any that it has read, where
-nothing tells it to stop. In a share of the rows one piece is therefore repeated for too long, and
-what follows it in the text comes after; the repeats are read but not learned, only the end is:
+nothing tells it to stop. In a share of the rows one piece is therefore repeated for too long. The
+repeats are read and not learned; once the run is longer than text has them, what follows it in the
+text is the target at every place, until it comes:
 
-    text:     # ------------\n    def f
-    tokens:   # ------------------- (100 to 200 bytes) -----\n    def f
-    targets:  ------------- not counted                     \n    def f
+    text:     # ---\n    def f
+    tokens:   # ---------------------- 128 to 256 bytes -------------------------\n    def f
+    targets:  ---\n not counted up to 96 bytes, then \n \n \n \n \n \n ... \n \n    def f
 """
 
 from collections.abc import Sequence
@@ -26,14 +27,25 @@ import torch
 from interlace.errors import InputError
 from interlace.shapes import Int, Tensor
 
-__all__ = ["BOS", "OVERRUN", "UNCOUNTED", "Batch", "PackedRows", "StagedRows", "read_documents"]
+__all__ = [
+    "BOS",
+    "OVERRUN",
+    "TOO_LONG",
+    "UNCOUNTED",
+    "Batch",
+    "PackedRows",
+    "StagedRows",
+    "read_documents",
+]
 
 BOS = 256
 UNCOUNTED = -100
 """Target of a position whose loss is not counted: `cross_entropy` leaves it out."""
 
-OVERRUN = (100, 200)
-"""Length of an overrun in bytes: past what text holds (a line has 80), short of a lost sample."""
+OVERRUN = (128, 256)
+"""Length of an overrun in bytes."""
+TOO_LONG = 96
+"""A run of so many bytes is longer than text has them (lines have 80): it is to end."""
 _PERIODS = 40
 
 
@@ -41,7 +53,7 @@ _PERIODS = 40
 class Batch:
     """Rows of one step: ids and offsets, int64; every row start is among the offsets.
 
-    A target is the next token, or `UNCOUNTED`.
+    A target is the next token; in an overrun `UNCOUNTED`, then the token that ends it.
     """
 
     tokens: Int[Tensor, "B T"]
@@ -106,7 +118,10 @@ class PackedRows:
         tokens, targets = rows[:, :-1].clone(), rows[:, 1:].clone()
         targets[targets == self.bos] = self.eos
         for target, (_, repeats) in zip(targets, taken, strict=True):
+            end = int(target[repeats.stop - 1])
             target[repeats.start - 1 : repeats.stop - 1] = UNCOUNTED
+            # the piece itself is the first period of the run
+            target[repeats.start - repeats.step + TOO_LONG - 1 : repeats.stop - 1] = end
         starts = tokens == self.bos
         starts[:, 0] = True
         offsets = torch.cat([starts.flatten().nonzero().flatten(), torch.tensor([tokens.numel()])])
@@ -119,7 +134,7 @@ class PackedRows:
         return stream[start : start + self.length + 1]
 
     def _overrun(self, index: int, row: np.ndarray) -> tuple[np.ndarray, range]:
-        """The row, perhaps with a piece repeated for too long, and where the repeats are in it."""
+        """The row, perhaps with a piece repeated for too long, and where each repeat starts."""
         generator = np.random.Generator(np.random.PCG64([self.seed, index, 1]))
         if generator.random() >= self.overruns:
             return row, range(1, 1)
@@ -136,7 +151,7 @@ class PackedRows:
         if self.bos in piece:
             return row, range(1, 1)
         count = int(generator.integers(*OVERRUN)) // period
-        repeats = range(place, place + count * period)
+        repeats = range(place, place + count * period, period)
         longer = np.concatenate([row[:place], np.tile(piece, count), row[place:]])
         return longer[: len(row)], repeats
 
