@@ -23,7 +23,7 @@ FEATURES = {
     "embedding resize": ["models:resize*"],
     "fp8 weights": ["checkpoints:*fp8*"],
     "interior states": ["ops:interior_state*", "caches:interior_state*"],
-    "packed weights": ["checkpoints:*mxfp4*", "checkpoints:quant*", "ops:*mxfp4*"],
+    "packed weights": ["layers:PackedLinear"],
     "server": ["server"],
     "speculation": ["generation:specul*", "generation:draft*"],
     "tensor parallelism": ["training:tensor_parallel*", "layers:tensor_parallel*"],
