@@ -10,10 +10,10 @@ MODEL ?= $(if $(wildcard src/interlace/bundled/default/config.json),default,kimi
 DEMO_FILE ?= src/interlace/layers/kda.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench evaluate
+.PHONY: help setup demo test check bench evaluate chat-template
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## virtual environment and install, once; PYTHON=python3.12 picks the interpreter
 
@@ -53,6 +53,11 @@ bench: $(STAMP)  ## measure limits, operators, and models against transformers; 
 	$(BENCH) model --models mid,mid-mla --depths $(BENCH_DEPTHS) --against transformers --out $(BENCH_OUT)
 	$(BENCH) model --models kl2,kl2-mla --depths $(BENCH_DEPTHS) --against transformers --out $(BENCH_OUT)
 	$(BENCH) model --models kl-moe,kl-moe-mla --depths 0,$(BENCH_DEPTHS) --out $(BENCH_OUT)
+
+chat-template: $(STAMP)  ## compare K3's chat with the published template, fetched in a source archive of 77 MB
+	@test -e build/peers/llama_cpp_python-0.3.36.tar.gz || $(BIN)/python -m pip download --no-deps \
+		--no-binary :all: --disable-pip-version-check -d build/peers llama-cpp-python==0.3.36
+	$(BIN)/python -m pytest tests/text/test_chat_template.py
 
 evaluate: $(STAMP)  ## score the bundled model on its held-out files; minutes
 	$(BIN)/python benchmarks/evaluate_default.py

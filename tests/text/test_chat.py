@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from chat_models import MarkedBytes, pieces_of, said
+from chat_models import MarkedBytes, pieces_of, said, with_marks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +13,7 @@ from interlace.text.chat import (
     ChatFormat,
     ChatParser,
     Conversation,
+    KimiK3Chat,
     KimiLinearChat,
     Piece,
     PlainChat,
@@ -20,10 +21,11 @@ from interlace.text.chat import (
     check_messages,
 )
 from interlace.text.chat.spelled import SpelledMarks, ids_before
-from interlace.text.ranks import KIMI_MARKS, write_tokenizer
+from interlace.text.ranks import K3_MARKS, KIMI_MARKS, write_tokenizer
 
 TOKENIZER = MarkedBytes()
 CHAT = KimiLinearChat(TOKENIZER)
+K3 = KimiK3Chat(MarkedBytes(marks=K3_MARKS))
 MARK = TOKENIZER.special
 CALL = {
     "id": "functions.add:0",
@@ -34,13 +36,7 @@ TURN_MARKS = [name for name in KIMI_MARKS.values() if name.startswith("<|im_") o
 
 
 def encoded(text: str) -> list[int]:
-    """What a template would write, with its marks as marks."""
-    ids, rest = [], text
-    while rest:
-        name = next((name for name in MARK if rest.startswith(name)), None)
-        ids += [MARK[name]] if name else list(rest[0].encode())
-        rest = rest[len(name) :] if name else rest[1:]
-    return ids
+    return with_marks(TOKENIZER, text)
 
 
 def test_turns_are_the_published_ones():
@@ -274,7 +270,7 @@ def test_plain_answer_is_cut_inside_a_token(tmp_path):
     assert tokenizer.decode(parser.ids) == b" 4!"
 
 
-@pytest.mark.parametrize("chat", [CHAT, PlainChat(TOKENIZER)], ids=["kimi-linear", "plain"])
+@pytest.mark.parametrize("chat", [CHAT, K3, PlainChat(TOKENIZER)], ids=lambda chat: chat.name)
 def test_conversation_grows_by_the_ids_that_were_drawn(chat):
     assert isinstance(chat, ChatFormat)
     talk = Conversation(chat, [{"role": "system", "content": "Be brief."}])
@@ -292,16 +288,19 @@ def test_conversation_grows_by_the_ids_that_were_drawn(chat):
     silent.finish()
     talk.add("never", silent)
     assert talk.ask("2 + 2?") == second
-    if chat.name == "plain":  # and the ids of the messages are those of the conversation
+    if chat is not CHAT:  # and the ids of the messages are those of the conversation
         assert Conversation(chat, talk.messages).ids == talk.ids
 
 
 def test_format_is_found_by_the_marks_or_named():
     assert chat_format(TOKENIZER).name == "kimi-linear"
     assert chat_format(TOKENIZER, "plain").name == "plain"
+    assert chat_format(MarkedBytes(marks=K3_MARKS)).name == "kimi-k3"
+    with pytest.raises(InputError, match="kimi-linear has no effort; only kimi-k3 does"):
+        chat_format(TOKENIZER, effort="low")
     with pytest.raises(InputError, match="no chat format: its tokenizer has none of the marks"):
         chat_format(ByteTokenizer())
-    with pytest.raises(InputError, match="one of kimi-linear, plain, got 'chatml'"):
+    with pytest.raises(InputError, match="one of kimi-linear, kimi-k3, plain, got 'chatml'"):
         chat_format(TOKENIZER, "chatml")
     with pytest.raises(InputError, match=r"this one lacks <\|im_middle\|>"):
         chat_format(MarkedBytes(without=("<|im_middle|>",)), "kimi-linear")
@@ -316,7 +315,13 @@ BAD = {
     "unknown role": ([GOOD, {**GOOD, "role": "root"}], "role of message 1 must be one of .*'root'"),
     "no content": ([{"role": "user"}], "content of message 0 must be a text, got None"),
     "content of parts": ([{**GOOD, "content": [1]}], "content of message 0"),
-    "unknown key": ([{**GOOD, "name": "x"}], r"message 0 \(user\) must not have name"),
+    "unknown key": ([{**GOOD, "tools": []}], r"message 0 \(user\) must not have tools"),
+    "name no text": ([{**GOOD, "name": 3}], "name of message 0 must be a text, got 3"),
+    "reasoning no text": (
+        [{"role": "assistant", "content": "", "reasoning_content": ["a"]}],
+        "reasoning_content of message 0 must be a text",
+    ),
+    "tools of a system no list": ([{"role": "system", "tools": {"a": 1}}], "tools must be a list"),
     "calls no list": ([{"role": "assistant", "tool_calls": {}}], "tool_calls of message 0"),
     "call without id": ([{"role": "assistant", "tool_calls": [{}]}], "must have an id"),
     "result of nothing": ([GOOD, {"role": "tool", "content": "2"}], "result of a call"),
@@ -342,6 +347,18 @@ def test_plain_turns_have_no_tools():
         chat.encode([GOOD], tools=[{}])
     with pytest.raises(InputError, match="no tools, got a message of the role assistant"):
         chat.encode([GOOD, {"role": "assistant", "tool_calls": [CALL]}])
+    with pytest.raises(InputError, match="no place for a name, got 'Ann'"):
+        chat.encode([{**GOOD, "name": "Ann"}])
+
+
+@pytest.mark.parametrize("chat", [CHAT, K3])
+@pytest.mark.parametrize(
+    ("tools", "complaint"),
+    [([{"name": "add"}], "tool 0 must"), ([{"function": {"name": ""}}], "tool 0 must")],
+)
+def test_tools_that_are_none_are_one_sentence(chat, tools, complaint):
+    with pytest.raises(InputError, match=complaint):
+        chat.encode([GOOD], tools=tools)
 
 
 def test_tool_marks_are_needed_only_for_tools():

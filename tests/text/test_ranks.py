@@ -6,7 +6,8 @@ import json
 import pytest
 
 from interlace.errors import CheckpointError, InputError
-from interlace.text.ranks import KIMI_MARKS, read_ranks, write_tokenizer
+from interlace.text import load_tokenizer
+from interlace.text.ranks import K3_MARKS, KIMI_MARKS, read_ranks, write_tokenizer
 
 
 def lines(count: int = 256) -> list[bytes]:
@@ -97,4 +98,16 @@ def test_made_tokenizer_is_whole_and_the_same_for_the_same_seed(tmp_path, vocab)
 def test_made_tokenizer_needs_room_for_its_marks(tmp_path):
     with pytest.raises(InputError, match="at least 276 ids, got 275"):
         write_tokenizer(tmp_path, 275)
+    with pytest.raises(InputError, match="at least 280 ids, got 279"):
+        write_tokenizer(tmp_path, 279, marks=K3_MARKS)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("vocab", [280, 322, 324, 700])
+def test_marks_of_k3_have_their_places(tmp_path, vocab):
+    marks = write_tokenizer(tmp_path, vocab, marks=K3_MARKS)
+    first = vocab - min(256, vocab - 256)
+    assert marks["<|open|>"] == first + 3
+    assert marks["[PAD]"] == vocab - 1
+    assert ("<osagent_mode>" in marks) == (vocab - first >= 68)
+    assert load_tokenizer(tmp_path).special.items() >= marks.items()

@@ -11,6 +11,7 @@ import base64
 import binascii
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from interlace.errors import CheckpointError, InputError
 
 __all__ = [
     "CONFIG_FILE",
+    "K3_MARKS",
     "KIMI_MARKS",
     "NUM_RESERVED",
     "RANK_FILE",
@@ -53,8 +55,29 @@ KIMI_MARKS = {
 }
 """Marks of Kimi Linear, by their place behind the ranks."""
 
+K3_MARKS = {
+    0: "[BOS]",
+    1: "[EOS]",
+    2: "<|end_of_msg|>",
+    3: "<|open|>",
+    4: "<|close|>",
+    5: "<|sep|>",
+    6: "[start_header_id]",
+    7: "[end_header_id]",
+    9: "[EOT]",
+    18: "<|media_begin|>",
+    19: "<|media_content|>",
+    20: "<|media_end|>",
+    21: "<|media_pad|>",
+    65: "<osagent_mode>",
+    254: "[UNK]",
+    255: "[PAD]",
+}
+"""Marks of Kimi K3, by their place behind the ranks."""
+
 _NUM_BYTES = 256
 _LONGEST = 12
+_TURN_PLACES, _END_PLACES = 64, 254
 
 
 def read_ranks(path: str | Path) -> dict[bytes, int]:
@@ -113,34 +136,43 @@ def _entry(file: Path, number: int, line: bytes) -> tuple[bytes, int]:
         ) from None
 
 
-def write_tokenizer(folder: str | Path, vocab_size: int, *, seed: int = 0) -> dict[str, int]:
+def write_tokenizer(
+    folder: str | Path,
+    vocab_size: int,
+    *,
+    seed: int = 0,
+    marks: Mapping[int, str] = KIMI_MARKS,
+) -> dict[str, int]:
     """Write a `tiktoken.model` with random merges and its `tokenizer_config.json`.
 
-    The last 256 ids are reserved, with the marks of Kimi Linear in their published places; a
-    vocabulary below 512 reserves fewer, and puts [UNK] and [PAD] at its end.
+    The last 256 ids are reserved, with the marks in their published places; a vocabulary below 512
+    reserves fewer, leaves out marks in places that it has not, and puts [UNK] and [PAD] at its end.
 
     Args:
         folder: an existing folder; files of these names in it are replaced.
-        vocab_size: ids of the model, at least 276.
+        vocab_size: ids of the model, at least 276 (Kimi Linear) or 280 (K3).
         seed: of the merges.
+        marks: `KIMI_MARKS` or `K3_MARKS`.
 
     Returns:
         The marks by name.
 
     Raises:
-        InputError: a vocabulary without room for the bytes and the marks.
+        InputError: a vocabulary without room for the bytes and the marks that a turn needs.
     """
-    # the last mark with a fixed place is at 17; two more stand at the end
-    if vocab_size < _NUM_BYTES + 20:
+    # those that turns are written with lie below 64; two more stand at the end
+    least = _NUM_BYTES + max(place for place in marks if place < _TURN_PLACES) + 3
+    if vocab_size < least:
         raise InputError(
-            f"a tokenizer with marks needs a vocabulary of at least {_NUM_BYTES + 20} ids, got "
+            f"a tokenizer with marks needs a vocabulary of at least {least} ids, got "
             f"{vocab_size}; leave it out and let the bytes be the tokens."
         )
     reserved = min(NUM_RESERVED, vocab_size - _NUM_BYTES)
     num_ranks = vocab_size - reserved
-    marks = {
-        name: num_ranks + place - (NUM_RESERVED - reserved if place >= 254 else 0)
-        for place, name in KIMI_MARKS.items()
+    named = {
+        name: num_ranks + place - (NUM_RESERVED - reserved if place >= _END_PLACES else 0)
+        for place, name in marks.items()
+        if place >= _END_PLACES or place < reserved - 2
     }
     lines = (
         base64.b64encode(token) + b" %d\n" % rank
@@ -148,7 +180,7 @@ def write_tokenizer(folder: str | Path, vocab_size: int, *, seed: int = 0) -> di
     )
     config = {
         "added_tokens_decoder": {
-            str(token): {"content": name, "special": True} for name, token in marks.items()
+            str(token): {"content": name, "special": True} for name, token in named.items()
         },
         "bos_token": "[BOS]",
         "eos_token": "[EOS]",
@@ -157,7 +189,7 @@ def write_tokenizer(folder: str | Path, vocab_size: int, *, seed: int = 0) -> di
     }
     _write(Path(folder) / RANK_FILE, b"".join(lines))
     _write(Path(folder) / CONFIG_FILE, json.dumps(config, indent=2).encode() + b"\n")
-    return marks
+    return named
 
 
 def _random_tokens(count: int, seed: int) -> list[bytes]:

@@ -7,7 +7,7 @@ The ids of an answer are kept as they were drawn: encoding its text again may gi
 cache that has read the drawn ones would then be of no use.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from interlace.text.chat.format import ChatFormat, ChatParser
@@ -22,35 +22,52 @@ class Conversation:
     Args:
         chat: how turns are written.
         messages: what was said before, oldest first.
+        tools: what the model may call.
 
     Raises:
-        InputError: messages that are none, or that the format cannot write.
+        InputError: messages or tools that are none, or that the format cannot write.
     """
 
-    def __init__(self, chat: ChatFormat, messages: Iterable[Message] = ()) -> None:
+    def __init__(
+        self,
+        chat: ChatFormat,
+        messages: Iterable[Message] = (),
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> None:
         self._chat = chat
         self.messages: list[dict[str, Any]] = check_messages(list(messages))
-        self.ids = [*chat.start]
-        for message in self.messages:
-            self.ids += chat.turn(message)
+        self.ids = [*chat.begin(tools), *chat.turns(self.messages)]
 
-    def ask(self, content: str) -> list[int]:
-        """The prompt that asks for an answer to `content`; nothing is kept before `add`.
+    @property
+    def open_calls(self) -> list[dict[str, Any]]:
+        """The calls of the last answer, while their results are what comes next."""
+        calls = self.messages[-1].get("tool_calls", []) if self.messages else []
+        return [*calls]
+
+    def ask(self, question: str | Sequence[Message]) -> list[int]:
+        """The prompt that asks for an answer; nothing is kept before `add`.
+
+        Args:
+            question: what a user says, or messages, such as all results of the last answer's calls.
 
         Raises:
-            InputError: a content that is no valid text.
+            InputError: no valid text, or messages that cannot stand here.
         """
-        (question,) = check_messages([{"role": "user", "content": content}])
-        return [*self.ids, *self._chat.turn(question), *self._chat.opening]
+        turns = self._chat.turns(self._asked(question), self.messages)
+        return [*self.ids, *turns, *self._chat.opening]
 
-    def add(self, content: str, answer: ChatParser) -> None:
+    def add(self, question: str | Sequence[Message], answer: ChatParser) -> None:
         """Keep a question and its answer; with an answer of nothing, neither is kept.
 
         Args:
-            content: as given to `ask`.
+            question: as given to `ask`.
             answer: has read what the model drew.
         """
         if not answer.ids:
             return
-        self.ids = [*self.ask(content), *answer.ids, *self._chat.closing]
-        self.messages += [{"role": "user", "content": content}, answer.message]
+        self.ids = [*self.ask(question), *answer.ids, *answer.closing]
+        self.messages += [*self._asked(question), answer.message]
+
+    def _asked(self, question: str | Sequence[Message]) -> list[dict[str, Any]]:
+        asked = [{"role": "user", "content": question}] if isinstance(question, str) else question
+        return check_messages([*self.messages, *asked])[len(self.messages) :]

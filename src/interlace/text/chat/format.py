@@ -43,6 +43,10 @@ class ChatParser(Protocol):
     def ids(self) -> list[int]:
         """The ids of the answer so far, without what ended it: what the model has said, exactly."""
 
+    @property
+    def closing(self) -> list[int]:
+        """The ids that end the turn behind `ids`, whatever the answer left open."""
+
     def feed(self, ids: Iterable[int]) -> list[Piece]:
         """Read ids; return what is now certain to be text."""
 
@@ -63,19 +67,22 @@ class ChatFormat(Protocol):
         """The ids that end an answer."""
 
     @property
-    def start(self) -> list[int]:
-        """The ids before the first turn."""
-
-    @property
     def opening(self) -> list[int]:
         """The ids that ask for an answer."""
 
-    @property
-    def closing(self) -> list[int]:
-        """The ids behind an answer, whatever ended it."""
+    def begin(self, tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
+        """The ids before the first turn, with what the model may call; raises as `encode`."""
 
-    def turn(self, message: Message) -> list[int]:
-        """The ids of one message, as `check_messages` gives it."""
+    def turns(self, messages: Sequence[Message], before: Sequence[Message] = ()) -> list[int]:
+        """The ids of messages, as `check_messages` gives them, behind others.
+
+        Args:
+            messages: what is written; results of one answer's calls stand together.
+            before: what was written already, of which a format may need the calls.
+
+        Raises:
+            InputError: a message that the format cannot write.
+        """
 
     def encode(
         self, messages: Sequence[Message], *, tools: Sequence[dict[str, Any]] | None = None

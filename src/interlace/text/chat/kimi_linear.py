@@ -13,6 +13,8 @@ declaration of tools comes first, a tool call stands inside the answer:
     <|tool_calls_section_end|>
     <|im_system|>tool<|im_middle|>## Return of functions.NAME:0
     CONTENT<|im_end|>
+
+There is no place for reasoning: that of earlier answers is left out.
 """
 
 import json
@@ -21,7 +23,7 @@ from typing import Any
 
 from interlace.errors import InputError
 from interlace.text.chat.format import ChatParser, Piece
-from interlace.text.chat.messages import Message, check_messages
+from interlace.text.chat.messages import Message, check_messages, check_tools
 from interlace.text.chat.spelled import SpelledMarks, ids_before
 from interlace.text.tokenizer import Tokenizer
 from interlace.text.utf8 import Utf8Stream
@@ -63,9 +65,8 @@ class KimiLinearChat:
             )
         self._tokenizer = tokenizer
         self.stop = tuple(dict.fromkeys([tokenizer.special[END], *tokenizer.stop]))
-        self.start: list[int] = []
         self.opening = self._head(ASSISTANT, "assistant")
-        self.closing = [tokenizer.special[END]]
+        self._closing = [tokenizer.special[END]]
 
     @staticmethod
     def fits(tokenizer: Tokenizer) -> bool:
@@ -76,21 +77,35 @@ class KimiLinearChat:
         self, messages: Sequence[Message], *, tools: Sequence[dict[str, Any]] | None = None
     ) -> list[int]:
         """The prompt that asks for the next answer; see `ChatFormat.encode`."""
-        turns = [self.turn(message) for message in check_messages(messages)]
-        return [*self._declare(tools), *(token for turn in turns for token in turn), *self.opening]
+        return [*self.begin(tools), *self.turns(check_messages(messages)), *self.opening]
 
-    def turn(self, message: Message) -> list[int]:
-        """The ids of one message, as `check_messages` gives it."""
+    def begin(self, tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
+        """The ids before the first turn."""
+        if not tools:
+            return []
+        declaration = json.dumps(check_tools(tools), ensure_ascii=False, separators=(",", ":"))
+        return [*self._head(SYSTEM, "tool_declare"), *self._text(declaration), *self._closing]
+
+    def turns(self, messages: Sequence[Message], before: Sequence[Message] = ()) -> list[int]:
+        """The ids of messages; those before them change nothing."""
+        return [token for message in messages for token in self._turn(message)]
+
+    def _turn(self, message: Message) -> list[int]:
         role, content = message["role"], message["content"]
+        if message.get("tools"):
+            raise InputError(
+                f"the chat format {self.name} declares tools before the first turn alone, got a "
+                "system message with some; give them as tools."
+            )
         if role == "tool":
             content = f"## Return of {message.get('tool_call_id', '')}\n{content}"
         mark = {"user": USER, "assistant": ASSISTANT}.get(role, SYSTEM)
         body = [*self._text(content), *self._calls(message.get("tool_calls"))]
-        return [*self._head(mark, message.get("name") or role), *body, *self.closing]
+        return [*self._head(mark, message.get("name") or role), *body, *self._closing]
 
     def parser(self) -> ChatParser:
         """A reader of one answer."""
-        return _Parser(self._tokenizer, self.stop)
+        return _Parser(self._tokenizer, self.stop, self._closing)
 
     def _mark(self, name: str) -> int:
         if name not in self._tokenizer.special:
@@ -102,12 +117,6 @@ class KimiLinearChat:
 
     def _head(self, mark: str, name: str) -> list[int]:
         return [self._mark(mark), *self._text(name), self._mark(MIDDLE)]
-
-    def _declare(self, tools: Sequence[dict[str, Any]] | None) -> list[int]:
-        if not tools:
-            return []
-        declaration = json.dumps(list(tools), ensure_ascii=False, separators=(",", ":"))
-        return [*self._head(SYSTEM, "tool_declare"), *self._text(declaration), *self.closing]
 
     def _calls(self, calls: list[dict[str, Any]] | None) -> list[int]:
         if not calls:
@@ -125,8 +134,9 @@ class _Parser:
     States: the answer, a section between calls, the id of a call, its arguments.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Iterable[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Iterable[int], closing: list[int]) -> None:
         self._tokenizer = tokenizer
+        self.closing = closing
         self._names = {token: name for name, token in tokenizer.special.items()}
         self._stop = frozenset(stop)
         self._spelled = SpelledMarks([*_NEEDED, *_TOOLS])

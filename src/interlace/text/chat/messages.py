@@ -2,6 +2,7 @@
 
 {"role": "user", "content": "What is 2 + 2?"}
 {"role": "assistant", "content": "", "tool_calls": [{"id": ..., "function": {...}}]}
+{"role": "assistant", "reasoning_content": "Two and two ...", "content": "4"}
 {"role": "tool", "tool_call_id": ..., "content": "4"}
 """
 
@@ -10,18 +11,20 @@ from typing import Any
 
 from interlace.errors import InputError
 
-__all__ = ["ROLES", "Message", "check_messages"]
+__all__ = ["ROLES", "Message", "check_messages", "check_tools"]
 
 Message = Mapping[str, Any]
 
 ROLES = ("system", "user", "assistant", "tool")
 
 _KEYS = {
-    "system": {"role", "content"},
-    "user": {"role", "content"},
-    "assistant": {"role", "content", "tool_calls"},
+    "system": {"role", "content", "name", "tools"},
+    "user": {"role", "content", "name"},
+    "assistant": {"role", "content", "name", "reasoning_content", "tool_calls"},
     "tool": {"role", "content", "name", "tool_call_id"},
 }
+
+_TEXTS = ("name", "reasoning_content", "tool_call_id")
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
@@ -46,6 +49,25 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
     return checked
 
 
+def check_tools(tools: object) -> list[dict[str, Any]]:
+    """What a model may call, as a list of plain dictionaries.
+
+    Raises:
+        InputError: no list, or an entry that is not {"type": "function", "function": {"name": ..}}.
+    """
+    if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Sequence):
+        raise InputError(f"tools must be a list of objects, got {type(tools).__name__}.")
+    for place, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str) or not name:
+            raise InputError(
+                f'tool {place} must be an object {{"type": "function", "function": {{"name": ..., '
+                f'"parameters": ...}}}}, got {tool!r:.80}.'
+            )
+    return [dict(tool) for tool in tools]
+
+
 def _check(message: Any, what: str) -> dict[str, Any]:
     if not isinstance(message, Mapping) or "role" not in message:
         raise InputError(f"{what} must be an object with role and content, got {message!r:.80}.")
@@ -61,7 +83,12 @@ def _check(message: Any, what: str) -> dict[str, Any]:
         found["tool_calls"] = [_check_call(call, what) for call in _list(calls, what)]
         if found.get("content") is None:
             found["content"] = ""
-    for key in ("content", *(key for key in ("name", "tool_call_id") if key in found)):
+    if found.get("tools"):
+        found["tools"] = check_tools(found["tools"])
+        found.setdefault("content", "")
+    if found.get("reasoning_content", "") is None:
+        del found["reasoning_content"]
+    for key in ("content", *(key for key in _TEXTS if key in found)):
         if not isinstance(found.get(key), str):
             raise InputError(f"the {key} of {what} must be a text, got {found.get(key)!r:.80}.")
     return found

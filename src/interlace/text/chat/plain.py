@@ -38,23 +38,33 @@ class PlainChat:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.stop = tokenizer.stop
-        self.start = tokenizer.prefix
         self.opening = tokenizer.encode(_ASK)
-        self.closing = tokenizer.encode("\n")
+        self._closing = tokenizer.encode("\n")
 
     def encode(
         self, messages: Sequence[Message], *, tools: Sequence[dict[str, Any]] | None = None
     ) -> list[int]:
         """The prompt that asks for the next answer; see `ChatFormat.encode`."""
+        return [*self.begin(tools), *self.turns(check_messages(messages)), *self.opening]
+
+    def begin(self, tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
+        """The ids before the first turn."""
         if tools:
             raise InputError(f"the chat format {self.name} has no tools, got {len(tools)}.")
-        turns = [self.turn(message) for message in check_messages(messages)]
-        return [*self.start, *(token for turn in turns for token in turn), *self.opening]
+        return self._tokenizer.prefix
 
-    def turn(self, message: Message) -> list[int]:
-        """The ids of one message, as `check_messages` gives it."""
+    def turns(self, messages: Sequence[Message], before: Sequence[Message] = ()) -> list[int]:
+        """The ids of messages; those before them change nothing."""
+        return [token for message in messages for token in self._turn(message)]
+
+    def _turn(self, message: Message) -> list[int]:
         role, content = message["role"], message["content"]
-        if role == "tool" or message.get("tool_calls"):
+        if message.get("name") and role != "tool":
+            raise InputError(
+                f"the chat format {self.name} has no place for a name, got "
+                f"{message['name']!r:.80}; leave it out."
+            )
+        if role == "tool" or message.get("tool_calls") or message.get("tools"):
             raise InputError(
                 f"the chat format {self.name} has no tools, got a message of the role {role} with "
                 "one; leave it out."
@@ -63,18 +73,19 @@ class PlainChat:
             return self._tokenizer.encode(f"{content}\n\n")
         if role == "user":
             return self._tokenizer.encode(f"User: {content}\n")
-        return [*self.opening, *self._tokenizer.encode(f" {content}"), *self.closing]
+        return [*self.opening, *self._tokenizer.encode(f" {content}"), *self._closing]
 
     def parser(self) -> ChatParser:
         """A reader of one answer."""
-        return _Parser(self._tokenizer)
+        return _Parser(self._tokenizer, self._closing)
 
 
 class _Parser:
     """Takes text up to the next label; see `ChatParser`."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, closing: list[int]) -> None:
         self._tokenizer = tokenizer
+        self.closing = closing
         self._spelled = SpelledMarks([_END])
         self._bytes = Utf8Stream()
         self._answer = ""
