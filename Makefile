@@ -10,7 +10,7 @@ MODEL ?= $(if $(wildcard src/interlace/bundled/default/config.json),default,kimi
 DEMO_FILE ?= src/interlace/layers/kda.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench evaluate chat-template
+.PHONY: help setup demo test check bench page evaluate chat-template
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,8 @@ chat-template: $(STAMP)  ## compare K3's chat with the published template, fetch
 	@test -e build/peers/llama_cpp_python-0.3.36.tar.gz || $(BIN)/python -m pip download --no-deps \
 		--no-binary :all: --disable-pip-version-check -d build/peers llama-cpp-python==0.3.36
 	$(BIN)/python -m pytest tests/text/test_chat_template.py
+page: $(STAMP)  ## move the controls of the planner's page in headless Chromium, which must be installed
+	$(BIN)/python benchmarks/plan_page.py
 
 evaluate: $(STAMP)  ## score the bundled model on its held-out files; minutes
 	$(BIN)/python benchmarks/evaluate_default.py

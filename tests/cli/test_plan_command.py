@@ -86,6 +86,10 @@ def test_config_file_folder_and_standard_input(capsys, tmp_path, monkeypatch):
         ),
         (["kimi-k3", "--context", "1K", "--compare", "qwen9"], "got 'qwen9'"),
         (["qwen3-4b", "--context", "1K", "--compare", "mha"], "mha needs a model with MLA layers"),
+        (
+            ["mid", "--context", "1K", "--plot", "a.txt"],
+            "--plot must end in .png, .svg, .pdf, .html",
+        ),
         (["-", "--context", "1K"], "standard input must be the JSON of a config.json"),
     ],
 )
@@ -101,3 +105,19 @@ def test_measured_without_a_measurement(capsys, monkeypatch, tmp_path):
     status, out, err = run(capsys, "mid", "--context", "1K", "--hardware", "measured")
     assert (status, out) == (2, "")
     assert "run 'interlace bench limits' first" in err
+
+
+def test_plot_writes_a_page_beside_the_text(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("interlace.planner.coefficients.BATCHES", (1, 2))
+    path = tmp_path / "plan.html"
+    args = ("mid", "--context", "64K", "--compare", "all-mla", "--hardware", "cpu")
+    status, out, err = run(capsys, *args, "--plot", str(path))
+    assert (status, err) == (0, "")
+    assert "mid, all MLA" in out
+    assert '"name":"mid, all MLA"' in path.read_text()
+
+
+def test_a_mistake_writes_no_picture(capsys, tmp_path):
+    path = tmp_path / "plan.html"
+    status, out, _ = run(capsys, "mid", "--context", "64K", "--tp", "3", "--plot", str(path))
+    assert (status, out, path.exists()) == (2, "", False)

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from interlace.errors import InputError
@@ -76,18 +77,27 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         default=[],
         help="beside it: all-mla, mha (of the same model), or any model; commas do as well",
     )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        type=Path,
+        help="draw it too: PNG, SVG or PDF (needs matplotlib), or an HTML page with controls",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command: everything is checked before anything is printed or written."""
+    from interlace.planner import picture
     from interlace.planner.compare import compared
     from interlace.planner.plan import plan_for
     from interlace.planner.report import comparison, report
     from interlace.planner.source import find
     from interlace.planner.units import parse_count
 
+    if args.plot is not None:
+        picture.require(args.plot)
     description = find(_standard_input() if args.model == "-" else args.model)
     options = {
         "context": args.context,
@@ -121,6 +131,8 @@ def run(args: argparse.Namespace) -> int:
         text += "\n\n" + comparison([plan, *beside])
     if args.json:
         text = json.dumps(found, indent=2)
+    if args.plot is not None:
+        picture.save([plan, *beside], args.plot)
     print(text)
     return 0
 

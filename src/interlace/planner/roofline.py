@@ -18,7 +18,7 @@ from interlace.planner.hardware import Hardware
 from interlace.planner.memory import cached_numbers, share, weight_format
 from interlace.planner.request import Request
 
-__all__ = ["Part", "decode", "prefill", "seconds"]
+__all__ = ["Part", "Work", "decode", "prefill", "seconds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ def seconds(parts: tuple[Part, ...]) -> float:
 
 def decode(description: Description, request: Request, machine: Hardware) -> tuple[Part, ...]:
     """One step: one token for each sequence, each with `request.context` tokens in memory."""
-    work = _Work(description, request, machine)
+    work = Work(description, request, machine)
     return tuple(_merge(work.decode()))
 
 
 def prefill(description: Description, request: Request, machine: Hardware) -> tuple[Part, ...]:
     """All `request.context` tokens of each sequence, chunk by chunk."""
-    work = _Work(description, request, machine)
+    work = Work(description, request, machine)
     return tuple(_merge(work.prefill()))
 
 
@@ -73,7 +73,7 @@ def _merge(parts: Iterator[Part]) -> Iterator[Part]:
         )
 
 
-class _Work:
+class Work:
     """The work of one question, on one device."""
 
     def __init__(self, description: Description, request: Request, machine: Hardware) -> None:
@@ -141,6 +141,7 @@ class _Work:
     # -- decoding
 
     def decode(self) -> Iterator[Part]:
+        """One step, kind by kind."""
         batch, memory = self.ask.batch, self.ask.context
         for mixer, layers in self.of.mixers:
             rows = batch * layers
@@ -148,10 +149,16 @@ class _Work:
                 yield self.state_step(mixer, rows)
             elif self.of.caches:
                 yield self.attend(mixer, rows, memory)
+        yield from self.step()
+
+    def step(self) -> Iterator[Part]:
+        """What a decoding step does whatever its tokens remember."""
+        batch = self.ask.batch
         yield self.part("weights", "linear_decode", *self.weights(batch, batch))
         yield from self.calls(1)
 
     def attend(self, mixer: Mixer, rows: int, memory: int) -> Part:
+        """One query of each of `rows` layers and sequences against `memory` tokens."""
         numbers = cached_numbers(mixer, self.ask)
         nbytes = rows * mixer.reached(memory) * self.cache.nbytes(numbers)
         if mixer.index_dim:
@@ -160,6 +167,7 @@ class _Work:
         return self.part("attention over the cache", "mla_decode", nbytes, flops)
 
     def state_step(self, mixer: Mixer, rows: int) -> Part:
+        """One token of each of `rows` layers and sequences in its state."""
         states = self.ask.state_format(self.of).nbytes(mixer.state)
         windows = self.ask.conv_format(self.of).nbytes(mixer.conv)
         nbytes = 2 * rows * (states + windows) / self.ask.tp
@@ -169,6 +177,7 @@ class _Work:
     # -- prefill
 
     def prefill(self) -> Iterator[Part]:
+        """The whole context, kind by kind."""
         batch, total = self.ask.batch, self.ask.context
         chunk = min(self.ask.prefill_chunk, total)
         chunks = -(-total // chunk)
