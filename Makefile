@@ -58,6 +58,7 @@ chat-template: $(STAMP)  ## compare K3's chat with the published template, fetch
 	@test -e build/peers/llama_cpp_python-0.3.36.tar.gz || $(BIN)/python -m pip download --no-deps \
 		--no-binary :all: --disable-pip-version-check -d build/peers llama-cpp-python==0.3.36
 	$(BIN)/python -m pytest tests/text/test_chat_template.py
+
 page: $(STAMP)  ## move the controls of the planner's page in headless Chromium, which must be installed
 	$(BIN)/python benchmarks/plan_page.py
 
