@@ -161,6 +161,39 @@ def test_mxfp4_needs_experts():
     assert plan("kimi-linear-48b", context=1, weights="mxfp4").nbytes("weights") < 30e9
 
 
+def test_experts_on_disk_take_their_cache_and_no_more():
+    whole = plan("kimi-k3", context="1M")
+    routed = 92 * 896 * 3 * 3072 * 3584
+    packed = routed // 2 + routed // 32
+    # 16 of 896 experts are what one token visits
+    p = plan("kimi-k3", context="1M", experts="disk")
+    assert whole.nbytes("weights") - p.nbytes("weights") == packed - packed * 16 // 896
+    assert p.to_dict()["disk"] == {"bytes": packed, "read_per_token_at_most": packed * 16 // 896}
+    small = plan("kimi-k3", context="1M", experts="disk", expert_cache="8GB")
+    assert whole.nbytes("weights") - small.nbytes("weights") == packed - 8 * 10**9
+    # a cache is never larger than what it holds
+    large = plan("kimi-k3", context="1M", experts="disk", expert_cache="9TB")
+    assert large.nbytes("weights") == whole.nbytes("weights")
+    shared = plan("kimi-k3", context="1M", experts="disk", ep=8).to_dict()["disk"]
+    assert shared["bytes"] == packed // 8
+    timed = plan("kimi-k3", context="1M", experts="disk", hardware="cpu")
+    assert timed.not_counted == ("the time that experts take from disk",)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("mid", {"experts": "disk"}, "experts=disk needs a model with routed experts, and mid"),
+        ("kimi-k3", {"expert_cache": "8GB"}, "expert_cache needs experts=disk, got memory"),
+        ("kimi-k3", {"experts": "disk", "expert_cache": "8G"}, "expert_cache must be bytes with"),
+        ("kimi-k3", {"experts": "tape"}, "experts must be one of memory, disk, got 'tape'"),
+    ],
+)
+def test_experts_on_disk_are_checked(model, options, message):
+    with pytest.raises(InputError, match=message):
+        plan(model, context=1, **options)
+
+
 # -- what fits
 
 

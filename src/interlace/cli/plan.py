@@ -64,6 +64,15 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "--state-copies", metavar="N", default="1", help="states per sequence (1; k drafts: 1 + k)"
     )
     parser.add_argument(
+        "--experts",
+        choices=("memory", "disk"),
+        default="memory",
+        help="all routed experts in memory, or read from disk through a cache (memory)",
+    )
+    parser.add_argument(
+        "--expert-cache", metavar="SIZE", help="of --experts disk; what one token visits by default"
+    )
+    parser.add_argument(
         "--hardware", metavar="NAME", help=f"{', '.join(known())}, or measured (this machine)"
     )
     parser.add_argument("--memory", metavar="SIZE", help="of one device, such as 141GB or 80GiB")
@@ -113,6 +122,8 @@ def run(args: argparse.Namespace) -> int:
         "window": args.window,
         "prefill_chunk": parse_count(args.prefill_chunk, "--prefill-chunk"),
         "state_copies": parse_count(args.state_copies, "--state-copies"),
+        "experts": args.experts,
+        "expert_cache": args.expert_cache,
     }
     plan = plan_for(description, **options)
     names = [name for group in args.compare for name in group.split(",") if name]

@@ -16,8 +16,13 @@ from interlace.config.formats import FORMATS, Format
 from interlace.errors import InputError
 from interlace.planner.description import Description, Mixer, Weight
 from interlace.planner.request import Request
+from interlace.planner.units import show_bytes
 
-__all__ = ["Item", "activations", "items", "weight_format"]
+__all__ = ["Item", "activations", "expert_bytes", "items", "weight_format"]
+
+
+ROUTED = "routed experts"
+"""Group of the weights that tokens choose among."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ def weight_format(weight: Weight, description: Description, request: Request) ->
             raise InputError(
                 f"weights=mxfp4 packs routed experts, and {description.name} has none; use int4."
             )
-        if weight.group == "routed experts" and weight.packs:
+        if weight.group == ROUTED and weight.packs:
             return FORMATS["mxfp4"]
     elif chosen in ("fp8", "int8", "int4") and weight.packs:
         return FORMATS[chosen]
@@ -106,11 +111,38 @@ def _weights(description: Description, request: Request) -> Iterator[Item]:
         key = (weight.group, form.name)
         numbers[key] = numbers.get(key, 0) + layers * form.number_bytes(count)
         scales[key] = scales.get(key, 0) + layers * form.scales(count)
+    on_disk = request.experts == "disk"
+    if on_disk:
+        yield _expert_cache(description, request)
     for (group, form_name), size in numbers.items():
+        if on_disk and group == ROUTED:
+            continue
         yield Item(f"{group}, {form_name}", "weights", fixed=size)
         if scales[group, form_name]:
             name = f"scales of {group}, {form_name}"
             yield Item(name, "weights", fixed=scales[group, form_name])
+
+
+def expert_bytes(description: Description, request: Request) -> tuple[int, int]:
+    """Bytes of all routed experts that are this device's, and of those that one token visits."""
+    every = visited = 0
+    for part, layers in description.feed_forwards:
+        for weight in part.weights:
+            if weight.group == ROUTED:
+                held = share(weight, description, request, 0)
+                size = layers * weight_format(weight, description, request).nbytes(held)
+                every += size
+                visited += -(-size * part.visited // part.experts)
+    return every, visited
+
+
+def _expert_cache(description: Description, request: Request) -> Item:
+    """The experts in memory where they are read from disk as tokens choose them."""
+    every, visited = expert_bytes(description, request)
+    asked = request.expert_cache
+    kept = min(every, visited if asked is None else int(asked))
+    note = f"of {show_bytes(every)} on disk; a token visits {show_bytes(visited)}"
+    return Item("cache of routed experts", "weights", fixed=kept, note=note)
 
 
 def _each(description: Description) -> Iterator[tuple[Weight, int, int]]:

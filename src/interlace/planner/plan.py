@@ -174,6 +174,18 @@ class Plan:
             raise InputError("hardware must be named, such as h200 or measured, to tell a time.")
         return self.machine
 
+    @property
+    def not_counted(self) -> tuple[str, ...]:
+        """What the times leave out, in words."""
+        if self.machine is None:
+            return ()
+        found = []
+        if self.request.devices > 1:
+            found.append("the time that devices talk to each other")
+        if self.request.experts == "disk":
+            found.append("the time that experts take from disk")
+        return tuple(found)
+
     # -- what is not run here
 
     @property
@@ -201,6 +213,8 @@ class Plan:
             found.append("more than one device")
         if ask.state_copies > 1:
             found.append("more than one state per sequence")
+        if ask.experts == "disk":
+            found.append("experts on disk")
         return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
@@ -232,11 +246,15 @@ class Plan:
             "bytes": {**{g: self.nbytes(g) for g in GROUPS}, "total": self.total_bytes},
             "bytes_per_token": self.bytes_per_token,
             "bytes_per_sequence": self.bytes_per_sequence,
+            "not_counted": list(self.not_counted),
             "not_run_here": list(self.not_run_here),
             "notes": list(self.description.notes),
         }
         if self.description.config is not None:
             found["checkpoint_bytes"] = checkpoint_bytes(self.description.config)
+        if ask.experts == "disk":
+            every, visited = memory.expert_bytes(self.description, ask)
+            found["disk"] = {"bytes": every, "read_per_token_at_most": visited}
         if self.budget is not None:
             found["memory"] = {"budget": self.budget, "fits": self.fits}
         if self.machine is not None:
@@ -275,7 +293,8 @@ def plan(
         hardware: a machine of `hardware.toml`, or `measured`; without one no time is told.
         memory: bytes of one device, such as `141GB`; the machine's own when None.
         options: further fields of `Request`: `tp`, `ep`, `cache`, `cache_dtype`, `state_dtype`,
-            `weights`, `prefill_chunk`, `window`, `state_copies`.
+            `weights`, `prefill_chunk`, `window`, `state_copies`, `experts`,
+            `expert_cache`.
 
     Returns:
         The plan; its numbers are those of one device.

@@ -128,8 +128,8 @@ def _time(plan: Plan) -> Iterator[str]:
         *_parts(prefill),
     ]
     yield from _aligned(table)
-    if ask.devices > 1:
-        yield "  the time that devices talk to each other is not counted"
+    for part in plan.not_counted:
+        yield f"  {part} is not counted"
 
 
 def _parts(parts: Sequence[Part]) -> Iterator[tuple[str, str, str]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from interlace.config.formats import FORMATS, Format, number_format
 from interlace.errors import InputError
 from interlace.planner.description import Description
-from interlace.planner.units import parse_count
+from interlace.planner.units import parse_bytes, parse_count
 
 __all__ = ["CACHE_FORMATS", "STATE_FORMATS", "WEIGHT_FORMATS", "Request"]
 
@@ -36,6 +36,9 @@ class Request:
         window: `ring` keeps what a window reaches, `full` the whole context, as engines with one
             page table for all layers do.
         state_copies: states kept per sequence; 1 here, 1 + k where k drafted tokens are verified.
+        experts: routed experts all in `memory`, or read from `disk` through a cache.
+        expert_cache: bytes of that cache on one device, such as `8GB`; when None, what one token
+            visits.
     """
 
     context: int
@@ -49,6 +52,8 @@ class Request:
     prefill_chunk: int = 512
     window: str = "ring"
     state_copies: int = 1
+    experts: str = "memory"
+    expert_cache: int | str | None = None
 
     def __post_init__(self) -> None:
         for name in ("context", "batch", "tp", "ep", "prefill_chunk", "state_copies"):
@@ -57,11 +62,20 @@ class Request:
             ("cache", ("latent", "expanded")),
             ("window", ("ring", "full")),
             ("weights", WEIGHT_FORMATS),
+            ("experts", ("memory", "disk")),
         ):
             if getattr(self, name) not in known:
                 raise InputError(
                     f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}."
                 )
+        if self.expert_cache is not None:
+            if self.experts == "memory":
+                raise InputError(
+                    "expert_cache needs experts=disk, got memory; leave it out, or put the "
+                    "experts on disk."
+                )
+            cache = parse_bytes(self.expert_cache, "expert_cache")
+            object.__setattr__(self, "expert_cache", cache)
         if self.cache_dtype is not None:
             number_format(self.cache_dtype, "cache_dtype", CACHE_FORMATS)
         if self.state_dtype is not None:
@@ -127,7 +141,12 @@ class Request:
                 raise InputError(
                     f"ep must divide the {part.experts} routed experts, got {self.ep}."
                 )
-        if self.ep > 1 and not any(part.experts for part, _ in description.feed_forwards):
+        has_experts = any(part.experts for part, _ in description.feed_forwards)
+        if self.experts == "disk" and not has_experts:
+            raise InputError(
+                f"experts=disk needs a model with routed experts, and {description.name} has none."
+            )
+        if self.ep > 1 and not has_experts:
             raise InputError(f"ep must be 1 in a model without experts, got {self.ep}.")
 
     def _divides(self, number: int, what: str) -> None:
