@@ -81,7 +81,7 @@ def judge(texts: list[bytes], train: bytes) -> dict[str, float]:
 
 
 def continue_files(lm: interlace.HybridLM, starts: list[bytes], **how: object) -> list[bytes]:
-    """All in one batch, each row with a seed of its own; in bf16 rounding differs from one alone."""
+    """All in one batch, each row with a seed of its own; in bf16 the batch changes rounding."""
     texts = interlace.generate(
         lm, starts, max_tokens=CONTINUATION, ignore_eos=True, batch_size=len(starts), **how
     )
