@@ -23,7 +23,6 @@ FEATURES = {
     "embedding resize": ["models:resize*"],
     "fp8 weights": ["checkpoints:*fp8*"],
     "interior states": ["ops:interior_state*", "caches:interior_state*"],
-    "packed weights": ["layers:PackedLinear"],
     "server": ["server"],
     "speculation": ["generation:specul*", "generation:draft*"],
     "tensor parallelism": ["training:tensor_parallel*", "layers:tensor_parallel*"],

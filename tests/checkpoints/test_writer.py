@@ -12,9 +12,10 @@ from interlace.checkpoints import writer
 from interlace.checkpoints.inspect import inspect
 from interlace.checkpoints.names import tensor_table
 from interlace.checkpoints.writer import readers
-from interlace.config import HybridConfig
+from interlace.config import HybridConfig, preset
 from interlace.config.sizes import checkpoint_bytes
 from interlace.errors import CheckpointError, InputError
+from packed_models import packed_config, packed_model
 from tiny_models import K3, K3_STYLE, model, small
 
 
@@ -165,8 +166,23 @@ def test_bad_arguments_are_named(tmp_path):
         (small(tie_word_embeddings=True), False),
         (small(num_shared_experts=0), False),
         (small(moe_layer_freq=2), False),
+        (preset("kimi-k3-tiny"), True),
+        (preset("kimi-k3-tiny").replace(tie_word_embeddings=True), False),
+        (small(**K3), False),
+        (packed_config(kda_num_heads=3), True),
     ],
-    ids=["kimi_linear", "low-rank query", "kimi_k3", "tied", "no shared expert", "every second"],
+    ids=[
+        "kimi_linear",
+        "low-rank query",
+        "k3 mixers alone",
+        "tied",
+        "no shared expert",
+        "every second",
+        "kimi_k3",
+        "kimi_k3 tied",
+        "kimi_k3 with two numbers of heads",
+        "kimi_k3 packed",
+    ],
 )
 def test_others_are_promised_only_what_they_can_read(config: HybridConfig, known):
     assert bool(readers(config)) == known
@@ -176,8 +192,10 @@ def test_who_can_read_it_is_logged(tmp_path, caplog):
     with caplog.at_level("INFO", "interlace"):
         interlace.save(model(), tmp_path / "x")
         interlace.save(model(**K3_STYLE), tmp_path / "y")
+        interlace.save(packed_model(kda_num_heads=3), tmp_path / "z")
     assert "read by: transformers 5.24" in caplog.text
     assert "read by: nobody else" in caplog.text
+    assert "read by: llama.cpp" in caplog.text
 
 
 def test_a_folder_becomes_visible_only_whole(tmp_path, monkeypatch):

@@ -5,16 +5,22 @@ from math import prod
 
 import torch
 
+from interlace.checkpoints.headers import DTYPE_BYTES
 from interlace.checkpoints.names import tensor_table
 from interlace.config import preset
-from interlace.config.sizes import live_parameters, stored_parameters
+from interlace.config.sizes import checkpoint_bytes, live_parameters, stored_parameters
 from interlace.models import HybridLM
 
 STORED, LIVE, TENSORS = 2_779_484_478_208, 2_779_484_476_000, 497_052
 
 
+def _nbytes(spec):
+    return prod(spec.shape) * DTYPE_BYTES[spec.dtype]
+
+
 def test_all_three_agree_to_the_last_parameter():
     packed = preset("kimi-k3")
+    assert checkpoint_bytes(packed) == sum(_nbytes(spec) for spec in tensor_table(packed).values())
     config = packed.replace(quantization=None)
     assert (stored_parameters(config), live_parameters(config)) == (STORED, LIVE)
     assert (stored_parameters(packed), live_parameters(packed)) == (STORED, LIVE)
@@ -31,6 +37,7 @@ def test_all_three_agree_to_the_last_parameter():
     gc.disable()
     try:
         with torch.device("meta"):
+            # plain: the packed tree has as many matrices, of two tensors each
             lm = HybridLM(config)
         tensors = {**dict(lm.named_parameters()), **dict(lm.named_buffers())}
         assert sum(value.numel() for value in tensors.values()) == LIVE

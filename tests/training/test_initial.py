@@ -65,3 +65,8 @@ def test_layout_follows_the_number_of_layers():
     config = model_config(ModelRecipe(config={"num_hidden_layers": 9}))
     assert config.full_attn_layers == (4, 8, 9)
     assert config.kda_layers == (1, 2, 3, 5, 6, 7)
+
+
+def test_packed_experts_are_not_trained():
+    with pytest.raises(InputError, match=r"without packed experts, .* got 'kimi-k3-small'"):
+        model_config(ModelRecipe(preset="kimi-k3-small"))

@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 
 from interlace.checkpoints.headers import CONFIG_FILE, FolderHeaders, listed, read_folder
-from interlace.checkpoints.names import Match, match
+from interlace.checkpoints.names import PACKED, SCALE, Match, match
 from interlace.config import HybridConfig
 from interlace.errors import CheckpointError
 
@@ -93,6 +93,9 @@ def inspect(path: str | Path) -> Summary:
 
 def complaint(found: Match) -> str | None:
     """What is wrong with the tensors of a checkpoint, in one sentence; None when nothing is."""
+    packing = _packing_complaint(found)
+    if packing is not None:
+        return packing
     parts = []
     if found.missing:
         parts.append(f"lacks {len(found.missing)}: {listed(found.missing)}")
@@ -102,3 +105,31 @@ def complaint(found: Match) -> str | None:
         shapes = (f"{m.name} {list(m.shape)} instead of {list(m.wanted)}" for m in found.misshaped)
         parts.append(f"has {len(found.misshaped)} of another shape: {listed(shapes)}")
     return "; ".join(parts) or None
+
+
+def _packing_complaint(found: Match) -> str | None:
+    """What is wrong with how experts are packed, which a list of names would hide."""
+    missing, unexpected = set(found.missing), set(found.unexpected)
+
+    def instead(lacked: str, held: str) -> list[str]:
+        stems = (n.removesuffix(lacked) for n in found.missing if n.endswith(lacked))
+        return [stem + held for stem in stems if stem + held in unexpected]
+
+    packed, plain = instead(".weight", PACKED), instead(PACKED, ".weight")
+    if packed:
+        return (
+            f"holds packed weights ({listed(packed, 2)}), but its config has no "
+            "quantization_config that packs them"
+        )
+    if plain:
+        return f"holds plain weights ({listed(plain, 2)}), but its config packs them"
+    ends = ((SCALE, PACKED), (PACKED, SCALE))
+    single = [
+        name
+        for end, other in ends
+        for name in found.missing
+        if name.endswith(end) and name.removesuffix(end) + other not in missing
+    ]
+    if single:
+        return f"lacks one of the two tensors of {len(single)} packed matrices: {listed(single)}"
+    return None

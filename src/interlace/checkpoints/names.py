@@ -23,20 +23,20 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from interlace.config import HybridConfig
-from interlace.config.sizes import a_log_length, expert_width
+from interlace.config.sizes import MXFP4_GROUP, a_log_length, expert_width, packs_experts
 
 __all__ = [
     "EMBEDDING",
     "HEAD",
     "K3_PREFIX",
-    "MXFP4",
+    "PACKED",
+    "SCALE",
     "STORED_DTYPES",
     "VISION_PREFIXES",
     "Match",
     "Misshaped",
     "Stored",
     "TensorSpec",
-    "is_packed",
     "match",
     "tensor_table",
 ]
@@ -45,8 +45,9 @@ K3_PREFIX = "language_model."
 VISION_PREFIXES = ("vision_tower.", "mm_projector.")
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-MXFP4 = "mxfp4-pack-quantized"
-_MXFP4_GROUP = 32
+PACKED = ".weight_packed"
+SCALE = ".weight_scale"
+"""With `PACKED`: how the two tensors of an MXFP4 matrix end, where a plain one is `.weight`."""
 
 STORED_DTYPES: dict[str, str] = {
     "float64": "F64",
@@ -123,11 +124,6 @@ class Match:
     def complete(self) -> bool:
         """Whether the files hold the model, the whole model and nothing but the model."""
         return not (self.missing or self.unexpected or self.misshaped)
-
-
-def is_packed(config: HybridConfig) -> bool:
-    """Whether the routed experts are stored as packed MXFP4 (spec section 7.4)."""
-    return config.num_experts is not None and (config.quantization or {}).get("format") == MXFP4
 
 
 def tensor_table(config: HybridConfig) -> dict[str, TensorSpec]:
@@ -234,17 +230,17 @@ def _moe(config: HybridConfig, prefix: str) -> Iterator[_Row]:
     inner, width = expert_width(config), config.moe_intermediate_size or 0
     yield prefix + "gate.weight", (experts, hidden), "plain"
     yield prefix + "gate.e_score_correction_bias", (experts,), "k3_wide"
-    packed = is_packed(config)
+    packed = packs_experts(config)
     matrices = (("w1", (width, inner)), ("w2", (inner, width)), ("w3", (width, inner)))
     for expert in range(experts):
         for name, (rows, columns) in matrices:
-            matrix = f"{prefix}experts.{expert}.{name}.weight"
+            matrix = f"{prefix}experts.{expert}.{name}"
             if packed:
                 # two codes a byte, and one scale byte per group of a row
-                yield matrix + "_packed", (rows, columns // 2), "byte"
-                yield matrix + "_scale", (rows, columns // _MXFP4_GROUP), "byte"
+                yield matrix + PACKED, (rows, columns // 2), "byte"
+                yield matrix + SCALE, (rows, columns // MXFP4_GROUP), "byte"
             else:
-                yield matrix, (rows, columns), "plain"
+                yield matrix + ".weight", (rows, columns), "plain"
     if config.num_shared_experts:
         yield from _mlp(prefix + "shared_experts.", hidden, width * config.num_shared_experts)
     if config.routed_expert_hidden_size is not None:

@@ -8,7 +8,8 @@
 All names and shapes are checked before the first weight is read. A tensor that is stored in the
 dtype it has in memory stays a private view of the mapped file, with a storage of its own size; any
 other is read and converted alone. So the peak is the model plus one tensor. Nothing is initialised:
-what is not in the files is an error, not random.
+what is not in the files is an error, not random. Packed experts (`.weight_packed` and its scales)
+are mapped as they are, or expanded on request; what a config says that it ignores is not asked.
 
 Dtypes: the matrices take the dtype that was asked for; `A_log`, `dt_bias` and the router's
 correction bias stay in float32 when that is wider, and so do the convolutions and `o_norm` of K3's
@@ -29,8 +30,9 @@ from torch import nn
 from interlace.checkpoints.headers import FolderHeaders, TensorHeader, listed, read_folder
 from interlace.checkpoints.hub import fetch_small, fetch_weights, hub_id
 from interlace.checkpoints.inspect import BUNDLED_FOLDER, complaint, find_folder
-from interlace.checkpoints.names import EMBEDDING, HEAD, MXFP4, Match, match
+from interlace.checkpoints.names import EMBEDDING, HEAD, PACKED, SCALE, Match, match
 from interlace.checkpoints.tensors import (
+    FILE_DTYPES,
     LOADED_DTYPES,
     TORCH_DTYPES,
     as_dtype,
@@ -38,14 +40,20 @@ from interlace.checkpoints.tensors import (
     raw_bytes,
 )
 from interlace.config import PRESETS, HybridConfig
-from interlace.errors import CheckpointError, ConfigError, InputError
+from interlace.config.sizes import packs_experts
+from interlace.errors import CheckpointError, InputError
+from interlace.layers.packed import check_quantization
 from interlace.models import HybridLM
+from interlace.ops.mxfp4 import LARGEST_SCALE, unpack
 from interlace.shapes import Tensor
 from interlace.text import load_tokenizer
 
 __all__ = ["load"]
 
 log = logging.getLogger("interlace")
+
+EXPERTS = ("packed", "expanded")
+"""How routed experts that a checkpoint packs can be held."""
 
 
 def load(
@@ -55,6 +63,7 @@ def load(
     *,
     revision: str | None = None,
     tokenizer: bool = True,
+    experts: str | None = None,
 ) -> HybridLM:
     """The model of a checkpoint in the published layout of `kimi_linear` or `kimi_k3`.
 
@@ -69,15 +78,21 @@ def load(
         revision: branch, tag or commit of a model on the Hub.
         tokenizer: False leaves `lm.tokenizer` None, for ids alone: then no tokenizer file is read
             and no package for it is needed.
+        experts: "packed" keeps packed experts as they are stored and multiplies from that form;
+            "expanded" makes plain weights of them. None takes them as they are stored.
 
     Raises:
-        ConfigError: a config that cannot be read, or whose model cannot be built yet.
+        ConfigError: a config that cannot be read, or one of weights quantised in another way.
         CheckpointError: no such folder, a damaged file, or a tensor that is missing, unexpected,
-            mis-shaped, not finite or of a dtype that is not floating; a broken tokenizer file.
-        InputError: an unknown dtype, or a revision of a folder.
+            mis-shaped, not finite or of a dtype that does not belong there; packed weights where
+            the config has none, or none where it has them; a broken tokenizer file.
+        InputError: an unknown dtype, a revision of a folder, or packed experts asked of a
+            checkpoint that has none.
         MissingExtra: the package for the folder's tokenizer, or for the Hub, is not installed.
     """
     wanted = None if dtype is None else as_dtype(dtype)[1]
+    if experts is not None and experts not in EXPERTS:
+        raise InputError(f"experts must be one of {', '.join(EXPERTS)} or None, got {experts!r}.")
     remote = hub_id(path)
     if remote is not None:
         repo, named = remote
@@ -89,7 +104,12 @@ def load(
     else:
         folder = _find(path)
     config = HybridConfig.from_pretrained(folder)
-    _refuse_unbuilt(config, folder)
+    check_quantization(config)
+    if experts not in (None, "expanded") and not packs_experts(config):
+        raise InputError(
+            f"experts={experts!r} needs a checkpoint with packed experts, and {folder} has none; "
+            "leave it out, or pack them with interlace.save(lm, path, experts='mxfp4')."
+        )
     text = load_tokenizer(folder) if tokenizer else None
     if remote is not None:
         fetch_weights(repo, folder)
@@ -98,16 +118,21 @@ def load(
     _check(folder, headers, found)
     if found.skipped:
         log.info("skipped %d vision tensors: %s", len(found.skipped), listed(found.skipped))
+    if experts == "expanded":
+        config = config.replace(quantization=None)
     with torch.device("meta"):
         lm = HybridLM(config)
     lm = lm.to(wanted or LOADED_DTYPES[config.dtype])
     with ExitStack() as stack:
         source = _Source(stack, torch.device(device), headers.files)
         for memory, name in found.sources.items():
-            owner, attribute = _owner(lm, memory)
-            empty = getattr(owner, attribute)
-            value = _shaped(source.read(headers.tensors[name], name, empty.dtype), empty, name)
-            _put(owner, attribute, value)
+            if experts == "expanded" and memory.endswith(PACKED):
+                _expand(lm, memory.removesuffix(PACKED), source, headers, found)
+            elif experts != "expanded" or not memory.endswith(SCALE):
+                owner, attribute = _owner(lm, memory)
+                empty = getattr(owner, attribute)
+                value = _shaped(source.read(headers.tensors[name], name, empty.dtype), empty, name)
+                _put(owner, attribute, value)
         if config.tie_word_embeddings:
             lm.lm_head.weight = lm.model.embed_tokens.weight
             if found.tied_head is not None:
@@ -139,22 +164,20 @@ def _find(path: str | Path) -> Path:
     return find_folder(folder)
 
 
-def _refuse_unbuilt(config: HybridConfig, folder: Path) -> None:
-    if config.quantization is None:
-        return
-    form = config.quantization.get("format")
-    feature = "packed MXFP4 weights" if form == MXFP4 else f"quantised weights ({form})"
-    raise ConfigError(
-        f"the model in {folder} has {feature}, which this version cannot run; its config can be "
-        "read and sized."
-    )
-
-
 def _check(folder: Path, headers: FolderHeaders, found: Match) -> None:
     wrong = complaint(found)
     if wrong is not None:
         raise CheckpointError(f"{folder} does not fit its config: it {wrong}.")
-    used = [*found.sources.values(), *([found.tied_head] if found.tied_head else [])]
+    bytes_or_not = [(n, came, due) for n, came, due in found.retyped if "U8" in (came, due)]
+    if bytes_or_not:
+        _, came, due = bytes_or_not[0]
+        raise CheckpointError(
+            f"{listed(n for n, *_ in bytes_or_not)} in {folder} must be {due}, got {came}; packed "
+            "weights and their scales are bytes (U8), and nothing else is."
+        )
+    ends = (PACKED, SCALE)
+    used = [name for memory, name in found.sources.items() if not memory.endswith(ends)]
+    used += [found.tied_head] if found.tied_head else []
     others = [name for name in used if headers.tensors[name].dtype not in TORCH_DTYPES]
     if others:
         shown = (f"{name} is {headers.tensors[name].dtype}" for name in others)
@@ -179,9 +202,11 @@ class _Source:
 
     def read(self, header: TensorHeader, name: str, dtype: torch.dtype) -> Tensor:
         """One tensor in `dtype` on the device, refused when it is not finite."""
-        stored = TORCH_DTYPES[header.dtype]
+        stored = FILE_DTYPES[header.dtype]
         mapped = stored == dtype and header.start % dtype.itemsize == 0
         value = (self._map if mapped else self._copy)(header, stored).view(header.shape)
+        if name.endswith(SCALE):
+            _check_scale(header, name, value)
         result = value.to(device=self.device, dtype=dtype)
         if not is_finite(result):
             if is_finite(value):
@@ -220,6 +245,31 @@ class _Source:
                 raise CheckpointError(f"{header.file} became shorter while it was read.")
             target = target[count:]
         return value
+
+
+def _check_scale(header: TensorHeader, name: str, value: Tensor) -> None:
+    largest = int(value.max()) if value.numel() else 0
+    if largest > LARGEST_SCALE:
+        meaning = "255 means no number" if largest == 255 else "its weights would not be finite"
+        raise CheckpointError(
+            f"{header.file}: {name} must hold scales of at most {LARGEST_SCALE}, got {largest} "
+            f"({meaning}); the file is damaged."
+        )
+
+
+def _expand(lm: HybridLM, stem: str, source: _Source, headers: FolderHeaders, found: Match) -> None:
+    """Put the plain weight of one packed matrix into `lm`."""
+    packed, scale = (
+        source.read(headers.tensors[name], name, torch.uint8)
+        for name in (found.sources[stem + PACKED], found.sources[stem + SCALE])
+    )
+    owner, attribute = _owner(lm, stem + ".weight")
+    weight = unpack(packed, scale, getattr(owner, attribute).dtype)
+    if not is_finite(weight):
+        raise CheckpointError(
+            f"{found.sources[stem + PACKED]} does not fit {weight.dtype}; load it in a wider dtype."
+        )
+    _put(owner, attribute, weight)
 
 
 def _shaped(value: Tensor, empty: Tensor, name: str) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from interlace.errors import InputError
 from interlace.shapes import Tensor
 
-__all__ = ["LOADED_DTYPES", "TORCH_DTYPES", "as_dtype", "is_finite", "raw_bytes"]
+__all__ = ["FILE_DTYPES", "LOADED_DTYPES", "TORCH_DTYPES", "as_dtype", "is_finite", "raw_bytes"]
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -16,6 +16,9 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
     "BF16": torch.bfloat16,
 }
 """The floating dtypes of weights, by the name that a header gives them."""
+
+FILE_DTYPES = {**TORCH_DTYPES, "U8": torch.uint8}
+"""With the bytes of packed weights: everything that a model can have in a file."""
 
 LOADED_DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,
@@ -40,7 +43,7 @@ def as_dtype(dtype: str | torch.dtype) -> tuple[str, torch.dtype]:
 
 def is_finite(value: Tensor) -> bool:
     """Whether no element is NaN or infinite, without a mask of the tensor's size."""
-    if value.numel() == 0:
+    if value.numel() == 0 or not value.is_floating_point():
         return True
     low, high = torch.aminmax(value)  # passes a NaN on
     return math.isfinite(low.item()) and math.isfinite(high.item())

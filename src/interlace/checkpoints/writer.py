@@ -30,11 +30,15 @@ from interlace.checkpoints.headers import (
     listed,
     pack_header,
 )
-from interlace.checkpoints.names import TensorSpec, tensor_table
-from interlace.checkpoints.tensors import TORCH_DTYPES, as_dtype, is_finite, raw_bytes
+from interlace.checkpoints.names import PACKED, SCALE, TensorSpec, tensor_table
+from interlace.checkpoints.tensors import FILE_DTYPES, as_dtype, is_finite, raw_bytes
 from interlace.config import HybridConfig
+from interlace.config.presets import K3_QUANTIZATION
+from interlace.config.sizes import packs_experts
 from interlace.errors import CheckpointError, InputError
+from interlace.layers.packed import check_quantization
 from interlace.models import HybridLM
+from interlace.ops.mxfp4 import quantize, unpack
 from interlace.shapes import Tensor
 
 __all__ = ["Saved", "readers", "save"]
@@ -66,6 +70,7 @@ def save(
     path: str | Path,
     max_shard_bytes: int | float = 5e9,
     dtype: str | torch.dtype | None = None,
+    experts: str | None = None,
 ) -> Saved:
     """Write `lm` to the folder `path`.
 
@@ -76,16 +81,19 @@ def save(
         max_shard_bytes: bytes of tensors in one file; a larger tensor has a file of its own.
         dtype: of the matrices on disk, and of the config; the model's when None. `A_log` and
             `dt_bias` are never narrower than float32.
+        experts: "mxfp4" packs the routed experts, rounding them where they are not packed yet;
+            "plain" writes them in `dtype`. None writes them as the model holds them.
 
     Returns:
         Files, sizes, and who else can read them (also logged).
 
     Raises:
-        InputError: an unknown dtype or a shard size below 1.
+        InputError: an unknown dtype or form of experts, or a shard size below 1.
+        ConfigError: experts to pack whose rows are no multiple of 32.
         CheckpointError: a target that holds anything else, or a tensor that is not finite.
     """
     name, _ = as_dtype(lm.lm_head.weight.dtype if dtype is None else dtype)
-    config = lm.config.replace(dtype=name)
+    config = _with_experts(lm.config.replace(dtype=name), experts)
     if not isinstance(max_shard_bytes, int | float) or not max_shard_bytes >= 1:
         raise InputError(f"max_shard_bytes must be at least 1, got {max_shard_bytes!r}.")
     folder = Path(path).absolute()
@@ -116,7 +124,8 @@ def save(
 def readers(config: HybridConfig) -> tuple[str, ...]:
     """Who else reads a checkpoint of this config, as far as it was tried (spec section 10)."""
     if config.published_class != "kimi_linear":
-        # the form of K3 without Attention Residuals has no class anywhere
+        return (_LLAMA_CPP,) if _is_whole_k3(config) else ()
+    if config.quantization is not None:
         return ()
     # the class of transformers does not tie, ignores moe_layer_freq and always has shared experts
     plain = not config.tie_word_embeddings and config.moe_layer_freq == 1
@@ -126,14 +135,52 @@ def readers(config: HybridConfig) -> tuple[str, ...]:
     return ()
 
 
+_LLAMA_CPP = "llama.cpp as of llama-cpp-python 0.3.36 (its converter, given K3's own tokenizer)"
+
+
+def _is_whole_k3(config: HybridConfig) -> bool:
+    """Whether every part of K3 is there, as the graph of llama.cpp takes for granted."""
+    return (
+        bool(config.attn_res_block_size)
+        and config.hidden_act == "situ"
+        and config.gate_lower_bound is not None
+        and config.use_full_rank_gate
+        and config.mla_use_output_gate
+        and config.q_lora_rank is not None
+        and config.routed_expert_hidden_size is not None
+        and config.latent_moe_use_norm
+        and config.moe_renormalize
+        and config.num_shared_experts > 0
+        and config.num_attention_heads == config.kda_num_heads
+        and not config.tie_word_embeddings
+    )
+
+
+def _with_experts(config: HybridConfig, experts: str | None) -> HybridConfig:
+    """The config of what is written."""
+    if experts not in (None, "mxfp4", "plain"):
+        raise InputError(f"experts must be 'mxfp4', 'plain' or None, got {experts!r}.")
+    if experts == "plain":
+        return config.replace(quantization=None)
+    if experts == "mxfp4" and not packs_experts(config):
+        if config.num_experts is None:
+            raise InputError(
+                "experts='mxfp4' packs routed experts, and this model has none; leave it out."
+            )
+        config = config.replace(quantization=K3_QUANTIZATION)
+        check_quantization(config)
+    return config
+
+
 # -- files
 
 
 def _write(
     lm: HybridLM, config: HybridConfig, folder: Path, max_shard_bytes: int | float
 ) -> tuple[str, ...]:
-    tensors: dict[str, Tensor] = {**dict(lm.named_parameters(remove_duplicate=False))}
-    tensors.update(lm.named_buffers())
+    held: dict[str, Tensor] = {**dict(lm.named_parameters(remove_duplicate=False))}
+    held.update(lm.named_buffers())
+    tensors = _Tensors(held)
     shards = list(_shards(tensor_table(config), max_shard_bytes))
     names = [SINGLE_FILE]
     if len(shards) > 1:
@@ -167,14 +214,40 @@ def _shards(
     yield shard
 
 
-def _write_shard(file: Path, shard: dict[str, TensorSpec], tensors: dict[str, Tensor]) -> None:
+class _Tensors:
+    """The tensors of a model as a file wants them: experts packed or plain."""
+
+    def __init__(self, held: dict[str, Tensor]) -> None:
+        self.held = held
+        self._packed: tuple[str, dict[str, Tensor]] = ("", {})
+
+    def get(self, name: str, spec: TensorSpec) -> Tensor:
+        """The tensor `spec.memory`, packed or expanded where the model holds the other form."""
+        if spec.memory in self.held:
+            return self.held[spec.memory]
+        stem, end = spec.memory.rsplit(".", 1)
+        if stem + PACKED in self.held:
+            packed, scale = self.held[stem + PACKED], self.held[stem + SCALE]
+            return unpack(packed, scale, FILE_DTYPES[spec.dtype])
+        if self._packed[0] != stem:
+            weight = self.held[stem + ".weight"].detach()
+            if not is_finite(weight):
+                raise CheckpointError(
+                    f"{name} must be finite to be packed, but is not; nothing was written."
+                )
+            codes, scale = quantize(weight)
+            self._packed = stem, {PACKED: codes, SCALE: scale}
+        return self._packed[1]["." + end]
+
+
+def _write_shard(file: Path, shard: dict[str, TensorSpec], tensors: _Tensors) -> None:
     # wide dtypes first, so that every tensor starts at a multiple of its own
     order = sorted(shard, key=lambda name: -DTYPE_BYTES[shard[name].dtype])
     header, _ = pack_header({name: (shard[name].dtype, shard[name].shape) for name in order})
     with file.open("wb") as stream:
         stream.write(header)
         for name in order:
-            value = _stored(name, tensors[shard[name].memory], shard[name])
+            value = _stored(name, tensors.get(name, shard[name]), shard[name])
             stream.write(raw_bytes(value))
         stream.flush()
         os.fsync(stream.fileno())
@@ -182,7 +255,7 @@ def _write_shard(file: Path, shard: dict[str, TensorSpec], tensors: dict[str, Te
 
 def _stored(name: str, value: Tensor, spec: TensorSpec) -> Tensor:
     """A tensor as its file holds it, flat, on the CPU."""
-    stored = value.detach().to(device="cpu", dtype=TORCH_DTYPES[spec.dtype]).flatten()
+    stored = value.detach().to(device="cpu", dtype=FILE_DTYPES[spec.dtype]).flatten()
     if not is_finite(stored):
         raise CheckpointError(
             f"{name} must be finite to be saved as {spec.dtype}, but is not; nothing was written."

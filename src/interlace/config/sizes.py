@@ -15,8 +15,11 @@ DTYPE_BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float
 CACHE_STEP = 64
 """A growing cache holds a multiple of this many tokens."""
 
-_MXFP4 = "mxfp4-pack-quantized"
-_MXFP4_GROUP = 32
+MXFP4 = "mxfp4-pack-quantized"
+"""How a published config calls packed experts."""
+
+MXFP4_GROUP = 32
+"""Weights of a row that share a scale."""
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -111,6 +114,17 @@ def expert_parameters(config: HybridConfig) -> int:
     return 3 * expert_width(config) * (config.moe_intermediate_size or 0)
 
 
+def packs_experts(config: HybridConfig) -> bool:
+    """Whether the routed experts are MXFP4, on disk and in memory (spec section 7.4)."""
+    return config.num_experts is not None and (config.quantization or {}).get("format") == MXFP4
+
+
+def packed_expert_bytes(config: HybridConfig) -> int:
+    """One routed expert in MXFP4: two codes a byte, and one scale byte per group."""
+    numbers = expert_parameters(config)
+    return numbers // 2 + numbers // MXFP4_GROUP
+
+
 def layer_parameters(config: HybridConfig, layer_idx: int, stored: bool = True) -> dict[str, int]:
     """Parameters of one layer by group; a group that the layer lacks is not in the result.
 
@@ -196,10 +210,10 @@ def float32_parameters(config: HybridConfig) -> int:
 
 
 def weight_bytes(config: HybridConfig, dtype: str | None = None) -> int:
-    """Bytes of a loaded model's weights.
+    """Bytes of a loaded model's weights, routed experts packed where the config packs them.
 
     Args:
-        config: the model.
+        config: the model; with `quantization=None` where packed experts were expanded.
         dtype: of the weights; the config's when None. `float32_parameters` are never narrower
             than float32.
 
@@ -207,7 +221,8 @@ def weight_bytes(config: HybridConfig, dtype: str | None = None) -> int:
         ConfigError: an unknown dtype.
     """
     each = dtype_bytes(dtype or config.dtype)
-    return live_parameters(config) * each + float32_parameters(config) * (max(each, 4) - each)
+    total = live_parameters(config) * each + float32_parameters(config) * (max(each, 4) - each)
+    return total - _saved_by_packing(config, each)
 
 
 def checkpoint_bytes(config: HybridConfig) -> int:
@@ -222,11 +237,15 @@ def checkpoint_bytes(config: HybridConfig) -> int:
     bias = (config.num_experts or 0) if config.published_class == "kimi_k3" else 0
     wide = wide * config.num_kda_layers + bias * config.num_moe_layers
     total = stored_parameters(config) * each + wide * (max(each, 4) - each)
-    if (config.quantization or {}).get("format") == _MXFP4:
-        routed = parameter_groups(config).get("routed_experts", 0)
-        # two codes a byte, one scale byte per group
-        total += routed // 2 + routed // _MXFP4_GROUP - routed * each
-    return total
+    return total - _saved_by_packing(config, each)
+
+
+def _saved_by_packing(config: HybridConfig, each: int) -> int:
+    """By how much packed experts are smaller than the same with `each` bytes a number."""
+    if not packs_experts(config):
+        return 0
+    one = expert_parameters(config) * each - packed_expert_bytes(config)
+    return config.num_moe_layers * (config.num_experts or 0) * one
 
 
 # -- caches and states

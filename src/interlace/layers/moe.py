@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from interlace.config import HybridConfig
-from interlace.config.sizes import expert_width
+from interlace.config.sizes import expert_width, packs_experts
 from interlace.layers.mlp import MLP, Glu, activation
 from interlace.layers.norm import RMSNorm
+from interlace.layers.packed import PackedLinear
 from interlace.layers.precision import KeepFloat32
 from interlace.ops.moe import choose, dispatch, router_scores
 from interlace.shapes import Float, Tensor
@@ -70,14 +71,21 @@ class ExpertLinear(nn.Linear):
 class Expert(nn.Module):
     """One routed expert: w1 is the gate, w3 goes up, w2 comes down.
 
-    Its three linear modules may be of any kind that maps rows to rows.
+    Args:
+        hidden_size: width of input and output.
+        intermediate_size: width F between the products.
+        glu: gated activation; see `interlace.layers.mlp.activation`.
+        packed: keep the three matrices in MXFP4.
     """
 
-    def __init__(self, hidden_size: int, intermediate_size: int, glu: Glu) -> None:
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, glu: Glu, packed: bool = False
+    ) -> None:
         super().__init__()
-        self.w1 = ExpertLinear(hidden_size, intermediate_size)
-        self.w2 = ExpertLinear(intermediate_size, hidden_size)
-        self.w3 = ExpertLinear(hidden_size, intermediate_size)
+        linear = PackedLinear if packed else ExpertLinear
+        self.w1 = linear(hidden_size, intermediate_size)
+        self.w2 = linear(intermediate_size, hidden_size)
+        self.w3 = linear(hidden_size, intermediate_size)
         self.glu = glu
 
     def forward(self, x: Float[Tensor, "T D"]) -> Float[Tensor, "T D"]:
@@ -105,7 +113,10 @@ class MoE(nn.Module):
         hidden, width = config.hidden_size, config.moe_intermediate_size
         inner, glu = expert_width(config), activation(config)
         self.gate = Router(hidden, config.num_experts)
-        self.experts = nn.ModuleList(Expert(inner, width, glu) for _ in range(config.num_experts))
+        packed = packs_experts(config)
+        self.experts = nn.ModuleList(
+            Expert(inner, width, glu, packed) for _ in range(config.num_experts)
+        )
         self.shared_experts = (
             MLP(hidden, width * config.num_shared_experts, glu)
             if config.num_shared_experts

@@ -7,6 +7,7 @@ from interlace.config import PRESETS, HybridConfig, preset
 from interlace.errors import ConfigError, InputError
 from interlace.layers.kda import KimiDeltaAttention, ShortConvolution
 from interlace.layers.moe import Router
+from interlace.layers.packed import PackedLinear
 from interlace.layers.residual import ResidualProjection
 from interlace.models.hybrid import HybridLM
 
@@ -29,7 +30,7 @@ def build(
         device: where the weights go.
 
     Raises:
-        ConfigError: an unknown preset, or an architecture that is not built yet.
+        ConfigError: an unknown preset, or weights quantised in a way that is not known.
         InputError: an unknown dtype, a seed out of range, or what is no config.
     """
     if isinstance(model, str) and model not in PRESETS:
@@ -71,9 +72,9 @@ def _allocate(lm: HybridLM, device: torch.device) -> None:
 def init_weights(lm: HybridLM, seed: int = 0) -> None:
     """Initialise every parameter of `lm` as in the reports (spec section 5, "Initialisation").
 
-    Matrices and embeddings are N(0, `initializer_range`), norms are one, the projections of
-    Attention Residuals zero, the rest is up to its layer. Values are drawn in float32 on the CPU,
-    in the order of the module tree, from a generator of their own.
+    Matrices and embeddings are N(0, `initializer_range`), packed ones rounded to MXFP4, norms are
+    one, the projections of Attention Residuals zero, the rest is up to its layer. Values are drawn
+    in float32 on the CPU, in the order of the module tree, from a generator of their own.
     """
     generator = torch.Generator().manual_seed(seed)
     std = lm.config.initializer_range
@@ -81,6 +82,9 @@ def init_weights(lm: HybridLM, seed: int = 0) -> None:
     for module in lm.modules():
         if isinstance(module, KimiDeltaAttention):
             module.reset_parameters(generator)
+        elif isinstance(module, PackedLinear):
+            shape = module.out_features, module.in_features
+            module.pack(torch.empty(shape).normal_(0, std, generator=generator))
         elif (
             isinstance(module, nn.Linear | nn.Embedding | Router) and id(module.weight) not in done
         ):

@@ -15,8 +15,9 @@ from torch import nn
 from interlace.caches import HybridCache, ModelIdentity
 from interlace.caches.hybrid import DEFAULT_SNAPSHOTS
 from interlace.config import HybridConfig
-from interlace.errors import CacheError, ConfigError, InputError, ShapeError
+from interlace.errors import CacheError, InputError, ShapeError
 from interlace.layers import AttentionResidualBlock, Block, RMSNorm
+from interlace.layers.packed import check_quantization
 from interlace.layers.precision import at_least_float32
 from interlace.layers.residual import BlockStreams, FullStreams, ResidualProjection, queries
 from interlace.models.identity import identity
@@ -80,12 +81,15 @@ class HybridLM(nn.Module):
     Weights are left as PyTorch allocates them: `interlace.build` draws and `interlace.load` reads.
 
     Args:
-        config: the architecture. Packed experts are not built yet and refused.
+        config: the architecture. Experts that it packs stay packed in memory.
+
+    Raises:
+        ConfigError: weights quantised in another way than K3's experts.
     """
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__()
-        _refuse_unbuilt(config)
+        check_quantization(config)
         self.config = config
         self.model = Stack(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -280,12 +284,3 @@ def _as_integers(name: str, value: Tensor | list[int], device: torch.device) -> 
         came = "a tensor without values (meta)" if out.is_meta else str(out.dtype)
         raise InputError(f"{name} must be a list or tensor of integers, got {came}.")
     return out.long()
-
-
-def _refuse_unbuilt(config: HybridConfig) -> None:
-    if config.quantization is not None:
-        form = config.quantization.get("format")
-        raise ConfigError(
-            f"this version cannot build a model with quantised weights ({form}); build it with "
-            "config.replace(quantization=None), or read and size its config."
-        )

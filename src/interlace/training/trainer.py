@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from interlace.config import HybridConfig, preset
+from interlace.config.sizes import packs_experts
 from interlace.errors import CheckpointError, InputError, NonFiniteError
 from interlace.models import HybridLM, build
 from interlace.shapes import Tensor
@@ -32,8 +33,19 @@ _SHARED = 3  # loss, CPU clock, wish to stop
 
 
 def model_config(model: ModelRecipe) -> HybridConfig:
-    """The config of a recipe's [model] section."""
+    """The config of a recipe's [model] section.
+
+    Raises:
+        InputError: a key that is none, or a preset with packed experts.
+    """
     config = preset(model.preset)
+    if packs_experts(config):
+        # four bits hold no small step
+        raise InputError(
+            f"model.preset must be a model without packed experts, which are not trained, got "
+            f"{model.preset!r}; take another, such as kimi-k3-tiny, and set its sizes in "
+            "[model.config]."
+        )
     changes = dict(model.config)
     ratio = changes.pop("ratio", 3)
     if "num_hidden_layers" in changes or "ratio" in model.config:
