@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from small import read_log, write_recipe
 from torch.nn import functional
 
+import interlace
 from interlace.errors import InputError, NonFiniteError
 from interlace.training import load_recipe, run, trainer
 from interlace.training.loop import _starting_point
@@ -237,6 +238,20 @@ def test_the_first_non_finite_tensor_is_named(tmp_path, monkeypatch, poison, nam
     assert all(bool(torch.isfinite(value).all()) for value in state.weights.values())
 
 
+def test_a_run_starts_from_a_saved_model(tmp_path):
+    path = write_recipe(tmp_path, schedule={"steps": 1, "warmup": 0}, run={"eval_every": 1})
+    first = train(path)
+    start = ("model.start='out/model'", f"run.out={tmp_path / 'next'}", "optimizer.lr=1e-9")
+    train(path, *start, "optimizer.muon_lr=1e-9")
+    saved = interlace.load(first.model, dtype="float32").state_dict()
+    taken = load_state(latest_checkpoint(tmp_path / "next" / "checkpoints")).weights
+    assert all(torch.allclose(taken[name], saved[name], atol=1e-6) for name in taken)
+    with pytest.raises(InputError, match=r"out/model; give model.preset and model.config"):
+        train(path, *start, "model.config.intermediate_size=9", f"run.out={tmp_path / 'third'}")
+    with pytest.raises(InputError, match="leave out init"):
+        train(path, *start, "init=[{match='lm_head', zero=true}]")
+
+
 def test_a_run_is_not_started_over_an_old_one(tmp_path):
     path = write_recipe(tmp_path, schedule={"steps": 1})
     with pytest.raises(InputError, match="start without resume"):
@@ -257,6 +272,8 @@ def test_a_run_is_not_started_over_an_old_one(tmp_path):
         ("model.preset='kimi-linear-tiny'", r"set model.config = \{vocab_size = 257\}"),
         ("model.config.hidden_sise=8", "hidden_sise"),
         ("init=[{match='nothing_has_this', zero=true}]", "must match a parameter"),
+        ("model.start='nowhere/model/at/all'", "nowhere/model"),
+        ("model={start='default', linear_init='fan_in'}", "leave out model.linear_init"),
         ("schedule.stepss=3", "nearest"),
         ("run.out=recipe.toml", "run.out must be a folder"),
         ("run.out=recipe.toml/x", "run.out must be a folder"),

@@ -143,7 +143,10 @@ class PackedRows:
         places = np.arange(_PERIODS, len(row) - OVERRUN[1] - 1)
         places = places[row[places] != row[places - period]]
         if period == 1:
+            # rules of dashes are rarer than indentation and as easy to fall into
             places = places[_same(row, places, 4)]
+            kinds = np.unique(row[places - 1])
+            places = places[row[places - 1] == generator.choice(kinds)] if len(kinds) else places
         if not len(places):
             return row, range(1, 1)
         place = int(generator.choice(places))

@@ -2,14 +2,17 @@
 
 import math
 import re
+from pathlib import Path
 
 import torch
 from torch import nn
 
+from interlace.checkpoints.reader import load
 from interlace.errors import InputError
+from interlace.models import HybridLM
 from interlace.training.recipe import InitRule, ModelRecipe
 
-__all__ = ["apply_init"]
+__all__ = ["apply_init", "take_start"]
 
 
 @torch.no_grad()
@@ -64,3 +67,26 @@ def _start_decays(
         bias.copy_(wanted + torch.log(-torch.expm1(-wanted)))  # inverse of softplus
     else:
         bias.copy_(torch.logit(decay / -bound) / rate)
+
+
+@torch.no_grad()
+def take_start(lm: HybridLM, start: str, folder: Path) -> None:
+    """Give `lm` the weights of a checkpoint.
+
+    Args:
+        lm: a model in float32.
+        start: what `interlace.load` takes; a path is relative to `folder`.
+        folder: of the recipe.
+
+    Raises:
+        InputError: a checkpoint of another model.
+        CheckpointError: a folder that is no whole checkpoint.
+    """
+    path = folder / start
+    found = load(path if path.is_dir() else start, dtype="float32", tokenizer=False)
+    if found.config != lm.config:
+        raise InputError(
+            f"model.start must be a checkpoint of the recipe's model, got another config in "
+            f"{start}; give model.preset and model.config as that model has them."
+        )
+    lm.load_state_dict(found.state_dict())

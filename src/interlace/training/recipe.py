@@ -47,10 +47,11 @@ class ModelRecipe:
     `config` holds changed fields of `HybridConfig`. `num_hidden_layers` or `ratio` there lay the
     layers out anew. `linear_init` is "config" (N(0, initializer_range)) or "fan_in" (N(0, 1 /
     inputs)). `decay_range` makes the decay -g of a KDA channel start log-uniform between the two
-    numbers.
+    numbers. `start` names a checkpoint of the same model, whose weights are taken as they are.
     """
 
     preset: str = "default"
+    start: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     linear_init: str = "config"
     embedding_std: float | None = None
@@ -248,6 +249,15 @@ class Recipe:
     folder: Path = Path()
 
     def __post_init__(self) -> None:
+        drawn = ("linear_init", "embedding_std", "decay_range")
+        plain = ModelRecipe()
+        changed = [key for key in drawn if getattr(self.model, key) != getattr(plain, key)]
+        if self.model.start is not None and (self.init or changed):
+            what = f"model.{changed[0]}" if changed else "init"
+            raise InputError(
+                f"model.start takes the weights of {self.model.start} as they are; leave out "
+                f"{what}."
+            )
         for name, rows in (
             ("data.batch", self.data.batch),
             *(("data.stage.batch", rule.batch) for rule in self.data.stage),

@@ -21,7 +21,7 @@ from interlace.errors import CheckpointError, InputError, NonFiniteError
 from interlace.models import HybridLM, build
 from interlace.shapes import Tensor
 from interlace.training.data import Batch
-from interlace.training.initial import apply_init
+from interlace.training.initial import apply_init, take_start
 from interlace.training.optim import make_optimizers
 from interlace.training.processes import Peers, SingleProcess
 from interlace.training.recipe import ModelRecipe, Recipe
@@ -80,7 +80,10 @@ class Trainer:
     def __init__(self, recipe: Recipe, peers: SingleProcess | Peers) -> None:
         self.recipe, self.peers = recipe, peers
         lm = build(model_config(recipe.model), seed=recipe.run.seed, dtype="float32")
-        apply_init(lm, recipe.model, recipe.init, recipe.run.seed + 1)
+        if recipe.model.start is None:
+            apply_init(lm, recipe.model, recipe.init, recipe.run.seed + 1)
+        else:
+            take_start(lm, recipe.model.start, recipe.folder)
         self.masters = {
             name: nn.Parameter(parameter.detach().clone())
             for name, parameter in lm.named_parameters()
