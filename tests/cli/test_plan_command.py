@@ -117,6 +117,15 @@ def test_plot_writes_a_page_beside_the_text(capsys, tmp_path, monkeypatch):
     assert '"name":"mid, all MLA"' in path.read_text()
 
 
+def test_what_is_understood_in_part_is_named_beside_another_model_too(capsys, tmp_path):
+    part = "not counted: 1 layer that predict"
+    path = tmp_path / "plan.html"
+    args = ("mid", "--context", "9", "--compare", "deepseek-v3", "--plot", str(path))
+    _, out, _ = run(capsys, *args)
+    assert f"note on deepseek-v3: {part}" in out
+    assert part in path.read_text()
+
+
 def test_a_mistake_writes_no_picture(capsys, tmp_path):
     path = tmp_path / "plan.html"
     status, out, _ = run(capsys, "mid", "--context", "64K", "--tp", "3", "--plot", str(path))

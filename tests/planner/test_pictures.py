@@ -174,6 +174,16 @@ def test_pictures_are_drawn(tmp_path, suffix):
     assert again.read_bytes() == path.read_bytes()
 
 
+def test_a_picture_names_what_is_not_counted(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "a.svg"
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        picture.save(plans("mid", ("deepseek-v3",), context="4K"), path)
+    assert "note on deepseek-v3: not counted: 1 layer that predict" in path.read_text()
+
+
 def test_curves_reach_beyond_what_was_asked():
     found = picture.contexts(1_000_000)
     assert found[0] == 1024

@@ -7,11 +7,13 @@ import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from interlace.errors import InputError
 from interlace.planner.page import page
 from interlace.planner.plan import GROUPS, Plan
+from interlace.planner.report import understood_in_part
 from interlace.planner.units import show_bytes, show_count, show_seconds
 
 __all__ = ["contexts", "require", "save"]
@@ -107,6 +109,11 @@ def _draw(plans: Sequence[Plan], path: Path) -> None:
     title = f"{show_count(ask.context)} tokens, batch {ask.batch}"
     title += f", {ask.devices} devices" if ask.devices > 1 else ""
     figure.suptitle(title if machine is None else f"{title}: {machine.title}", fontsize=10)
+    notes = understood_in_part(plans)
+    if notes:
+        figure.supxlabel(
+            "\n".join(fill(note, 130) for note in notes), fontsize=7, x=0.01, ha="left"
+        )
     # the same plan gives the same file
     with matplotlib.rc_context({"svg.hashsalt": "interlace"}):
         date = {"Date": None} if path.suffix == ".svg" else None

@@ -7,7 +7,7 @@ from interlace.planner.plan import GROUPS, Plan
 from interlace.planner.roofline import Part, seconds
 from interlace.planner.units import show_bytes, show_count, show_seconds
 
-__all__ = ["comparison", "report"]
+__all__ = ["comparison", "report", "understood_in_part"]
 
 _SMALL = 0.001
 """Share of a group below which lines are joined into one."""
@@ -170,7 +170,14 @@ def comparison(plans: Sequence[Plan]) -> str:
     parts = [_grid(rows), "", "Cache and state of one sequence, by tokens", "", _by_context(plans)]
     if timed:
         parts += ["", "Time of a decoding step, by tokens", "", _by_context(plans, True)]
-    return "\n".join(parts)
+    # the first one's stand below its own account
+    notes = understood_in_part(plans[1:])
+    return "\n".join([*parts, *(["", *notes] if notes else [])])
+
+
+def understood_in_part(plans: Sequence[Plan]) -> list[str]:
+    """What of each model is not counted or was assumed, with the model's name before it."""
+    return [f"note on {p.description.name}: {n}" for p in plans for n in p.description.notes]
 
 
 def contexts(context: int) -> list[int]:
