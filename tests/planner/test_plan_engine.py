@@ -81,6 +81,26 @@ def test_bytes_are_those_that_the_engine_allocates(fields, batch, capacity, dtyp
     assert made.state_bytes == p.nbytes("state")
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_packed_experts_take_what_the_plan_says(dtype):
+    from packed_models import packed_config, plain_config
+
+    lm = interlace.build(packed_config(dtype=dtype), seed=0, dtype=dtype)
+    held = allocated([*lm.parameters(), *lm.buffers()])
+    for config, weights in (
+        (packed_config(dtype=dtype), "as-stored"),
+        (plain_config(dtype=dtype), "mxfp4"),
+    ):
+        p = plan(config, context=9, weights=weights)
+        assert p.nbytes("weights") == held
+        assert p.not_run_here == ()
+    expanded = plan(
+        packed_config(dtype=dtype), context=9, weights={"bfloat16": "bf16"}.get(dtype, "fp32")
+    )
+    plain = interlace.build(plain_config(dtype=dtype), seed=0, dtype=dtype)
+    assert expanded.nbytes("weights") == allocated([*plain.parameters(), *plain.buffers()])
+
+
 def new_cache(lm, batch, capacity, dtype):
     from interlace.caches import HybridCache
 

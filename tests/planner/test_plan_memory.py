@@ -127,7 +127,7 @@ def test_packed_experts_count_their_scales():
     routed = 247_296 * 3072 * 3584
     assert sizes["routed experts, mxfp4"] == routed // 2
     assert sizes["scales of routed experts, mxfp4"] == routed // 32
-    assert p.not_run_here[0] == "weights in mxfp4" or "mxfp4" not in str(p.not_run_here)
+    assert p.not_run_here == ()
     as_bf16 = plan("kimi-k3", context=1, weights="bf16")
     assert (
         as_bf16.nbytes("weights") - p.nbytes("weights") == routed * 2 - routed // 2 - routed // 32

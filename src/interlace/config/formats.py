@@ -55,7 +55,8 @@ FORMATS = {
         Format("fp8-row", 8, 128, 4),
         Format("int8", 8, 32, 2),
         Format("int4", 4, 32, 2),
-        Format("mxfp4", 4, 32, 1),
+        # routed experts alone; one power of two for a group
+        Format("mxfp4", 4, 32, 1, allocated=True),
     )
 }
 """Every format by its name."""
