@@ -1,5 +1,5 @@
 # One command for each thing a person does here; `make help` lists them.
-# demo, test, check, bench and evaluate install what they need the first time.
+# demo, test, check, bench, peers and evaluate install what they need the first time.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,7 +10,7 @@ MODEL ?= $(if $(wildcard src/interlace/bundled/default/config.json),default,kimi
 DEMO_FILE ?= src/interlace/layers/kda.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench page evaluate chat-template
+.PHONY: help setup demo test check bench peers page evaluate chat-template
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,9 +54,26 @@ bench: $(STAMP)  ## measure limits, operators, and models against transformers; 
 	$(BENCH) model --models kl2,kl2-mla --depths $(BENCH_DEPTHS) --against transformers --out $(BENCH_OUT)
 	$(BENCH) model --models kl-moe,kl-moe-mla --depths 0,$(BENCH_DEPTHS) --out $(BENCH_OUT)
 
-chat-template: $(STAMP)  ## compare K3's chat with the published template, fetched in a source archive of 77 MB
-	@test -e build/peers/llama_cpp_python-0.3.36.tar.gz || $(BIN)/python -m pip download --no-deps \
-		--no-binary :all: --disable-pip-version-check -d build/peers llama-cpp-python==0.3.36
+# llama.cpp's converter and templates come with the source archive; its library is compiled from it.
+LLAMA_DIR := build/peers
+LLAMA_ARCHIVE := $(LLAMA_DIR)/llama_cpp_python-0.3.36.tar.gz
+LLAMA_SOURCE := $(LLAMA_DIR)/llama_cpp_python-0.3.36/vendor/llama.cpp
+
+$(LLAMA_ARCHIVE): | $(STAMP)
+	$(BIN)/python -m pip download --no-deps --no-binary :all: --disable-pip-version-check \
+		-d $(LLAMA_DIR) llama-cpp-python==0.3.36
+
+$(VENV)/.llama-installed: $(LLAMA_ARCHIVE)
+	@echo "peers 1/2: compiling llama.cpp; up to an hour on two cores"
+	@tar -xzf $(LLAMA_ARCHIVE) -C $(LLAMA_DIR)
+	CMAKE_ARGS=-DLLAVA_BUILD=OFF $(BIN)/python -m pip install --disable-pip-version-check $(LLAMA_ARCHIVE)
+	@touch $@
+
+peers: $(VENV)/.llama-installed  ## compare logits with llama.cpp, compiled here the first time; an hour
+	@echo "peers 2/2: comparing; ten minutes"
+	$(BIN)/python benchmarks/peers.py --llama-source $(LLAMA_SOURCE)
+
+chat-template: $(STAMP) $(LLAMA_ARCHIVE)  ## compare K3's chat with the published template, fetched in a source archive of 77 MB
 	$(BIN)/python -m pytest tests/text/test_chat_template.py
 
 page: $(STAMP)  ## move the controls of the planner's page in headless Chromium, which must be installed

@@ -62,6 +62,8 @@ class KimiDeltaAttention(KeepFloat32, nn.Module):
         self.lower_bound = config.gate_lower_bound
         self.full_rank_gate = config.use_full_rank_gate
         self.eps = config.rms_norm_eps
+        # an attribute for comparisons with systems that have another; no checkpoint keeps it
+        self.l2_norm_eps = L2_NORM_EPS
         self.q_proj = nn.Linear(hidden, channels, bias=False)
         self.k_proj = nn.Linear(hidden, channels, bias=False)
         self.v_proj = nn.Linear(hidden, channels, bias=False)
@@ -119,8 +121,8 @@ class KimiDeltaAttention(KeepFloat32, nn.Module):
         v, window_v = short_conv(
             self.v_proj(x), self._taps(self.v_conv1d), state=windows[2], **rows
         )
-        q = l2norm(self._heads(q), L2_NORM_EPS)  # [B, T, H, K]
-        k = l2norm(self._heads(k), L2_NORM_EPS)
+        q = l2norm(self._heads(q), self.l2_norm_eps)  # [B, T, H, K]
+        k = l2norm(self._heads(k), self.l2_norm_eps)
         z = self._heads(self.f_b_proj(self.f_a_proj(x)))
         g = kda_gate(z, self.A_log, self._heads(self.dt_bias), lower_bound=self.lower_bound)
         beta = at_least_float32(self.b_proj(x)).sigmoid()  # [B, T, H]
