@@ -105,3 +105,14 @@ def test_every_preset_is_listed_with_its_size():
         if row:
             assert row[1] == f"{config.num_kda_layers} + {config.num_global_layers}"
             assert row[2] == f"{sizes.live_parameters(config) / 1e6:,.1f} M"
+
+
+def test_guide_shows_the_recorded_chat():
+    rows = (ROOT / "docs" / "casts" / "chat.cast").read_text().splitlines()
+    header, *events = map(json.loads, rows)
+    assert header["version"] == 2
+    shown = "".join(text for _, _, text in events).replace("\r\n", "\n").strip()
+    assert f"```text\n{shown}\n```" in (ROOT / "docs" / "guide.md").read_text()
+    reused = [int(n) for n in re.findall(r"(\d+) of them reused", shown)]
+    assert len(reused) == 2
+    assert reused[0] == 0 < reused[1]

@@ -170,10 +170,14 @@ class _Progress:
 
 
 class Terminal:
-    """Prints text as it comes, to standard output; a terminal is shown what it would obey."""
+    """Prints text as it comes; a terminal is shown what it would obey.
 
-    def __init__(self) -> None:
-        out = sys.stdout
+    Args:
+        out: a text stream; standard output by default.
+    """
+
+    def __init__(self, out: Any = None) -> None:
+        self._out = out = sys.stdout if out is None else out
         self._table = _SHOWN if out.isatty() else {}
         if hasattr(out, "reconfigure"):
             out.reconfigure(errors="replace")
@@ -184,17 +188,17 @@ class Terminal:
     def echo(self, text: str) -> None:
         """Print text that is not new."""
         self._last = text or self._last
-        sys.stdout.write(text.translate(self._table))
-        sys.stdout.flush()
+        self._out.write(text.translate(self._table))
+        self._out.flush()
 
     def write(self, piece: str) -> None:
         """Print new text."""
         self.taken += len(piece)
         self.echo(piece)
 
-    def end_line(self) -> None:
-        """Leave a terminal at the start of a line."""
-        if sys.stdout.isatty() and not self._last.endswith("\n"):
+    def end_line(self, always: bool = False) -> None:
+        """Leave a terminal at the start of a line; anything else too where `always`."""
+        if (always or (self._last and self._out.isatty())) and not self._last.endswith("\n"):
             self.echo("\n")
 
 

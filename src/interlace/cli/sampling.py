@@ -11,8 +11,16 @@ if TYPE_CHECKING:
 __all__ = ["add_sampling", "sampling_of"]
 
 
-def add_sampling(parser: argparse.ArgumentParser, max_tokens: int = 64) -> None:
-    """Declare the options; `max_tokens` is the default of that one."""
+def add_sampling(
+    parser: argparse.ArgumentParser, max_tokens: int = 64, logprobs: bool = True
+) -> None:
+    """Declare the options.
+
+    Args:
+        parser: of the command.
+        max_tokens: the default of that option.
+        logprobs: declare that option too.
+    """
 
     def option(name: str, meaning: str, kind: type = float, **more: Any) -> None:
         metavar = {int: "N", float: "X", str: "TEXT"}[kind]
@@ -36,7 +44,8 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int = 64) -> None:
         metavar="ID", action="append", default=[],
     )  # fmt: skip
     parser.add_argument("--ignore-eos", action="store_true", help="do not stop at the end mark")
-    option("--logprobs", "of each new token and the N likeliest there, with --json", int)
+    if logprobs:
+        option("--logprobs", "of each new token and the N likeliest there, with --json", int)
 
 
 def sampling_of(args: argparse.Namespace) -> "SamplingOptions":
