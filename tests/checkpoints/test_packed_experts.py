@@ -211,7 +211,7 @@ def test_arguments_that_ask_for_what_is_not_there_are_named(tmp_path):
     with pytest.raises(InputError, match="experts='packed' needs a checkpoint with packed"):
         interlace.load(tmp_path / "plain", experts="packed")
     interlace.load(tmp_path / "plain", experts="expanded")
-    with pytest.raises(InputError, match="experts must be one of packed, expanded or None"):
+    with pytest.raises(InputError, match="experts must be one of packed, expanded, disk or None"):
         interlace.load(tmp_path / "plain", experts="int4")
     with pytest.raises(InputError, match="experts must be 'mxfp4', 'plain' or None, got 'fp8'"):
         interlace.save(model(), tmp_path / "x", experts="fp8")

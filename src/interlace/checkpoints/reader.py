@@ -19,6 +19,7 @@ it is used.
 
 import logging
 import mmap
+import warnings
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -40,8 +41,10 @@ from interlace.checkpoints.tensors import (
     raw_bytes,
 )
 from interlace.config import PRESETS, HybridConfig
-from interlace.config.sizes import packs_experts
+from interlace.config.sizes import expert_slots, packs_experts
 from interlace.errors import CheckpointError, InputError
+from interlace.layers.expert_cache import ExpertCache
+from interlace.layers.moe import MoE
 from interlace.layers.packed import check_quantization
 from interlace.models import HybridLM
 from interlace.ops.mxfp4 import LARGEST_SCALE, unpack
@@ -52,7 +55,7 @@ __all__ = ["load"]
 
 log = logging.getLogger("interlace")
 
-EXPERTS = ("packed", "expanded")
+EXPERTS = ("packed", "expanded", "disk")
 """How routed experts that a checkpoint packs can be held."""
 
 
@@ -64,6 +67,7 @@ def load(
     revision: str | None = None,
     tokenizer: bool = True,
     experts: str | None = None,
+    expert_cache: int | None = None,
 ) -> HybridLM:
     """The model of a checkpoint in the published layout of `kimi_linear` or `kimi_k3`.
 
@@ -79,20 +83,29 @@ def load(
         tokenizer: False leaves `lm.tokenizer` None, for ids alone: then no tokenizer file is read
             and no package for it is needed.
         experts: "packed" keeps packed experts as they are stored and multiplies from that form;
-            "expanded" makes plain weights of them. None takes them as they are stored.
+            "expanded" makes plain weights of them; "disk" leaves them in the files, for models
+            that do not fit, and keeps those used last. None takes them as they are stored.
+        expert_cache: bytes for the experts that "disk" keeps; as many as one token visits when
+            None.
 
     Raises:
         ConfigError: a config that cannot be read, or one of weights quantised in another way.
         CheckpointError: no such folder, a damaged file, or a tensor that is missing, unexpected,
             mis-shaped, not finite or of a dtype that does not belong there; packed weights where
             the config has none, or none where it has them; a broken tokenizer file.
-        InputError: an unknown dtype, a revision of a folder, or packed experts asked of a
-            checkpoint that has none.
+        InputError: an unknown dtype, a revision of a folder, packed experts asked of a checkpoint
+            that has none, or experts on disk beside another device than the CPU.
         MissingExtra: the package for the folder's tokenizer, or for the Hub, is not installed.
     """
     wanted = None if dtype is None else as_dtype(dtype)[1]
     if experts is not None and experts not in EXPERTS:
         raise InputError(f"experts must be one of {', '.join(EXPERTS)} or None, got {experts!r}.")
+    if experts == "disk" and torch.device(device).type != "cpu":
+        raise InputError(
+            f"experts='disk' computes on the CPU, got the device {device}; leave it out."
+        )
+    if expert_cache is not None and experts != "disk":
+        raise InputError(f"expert_cache needs experts='disk', got {experts!r}; leave it out.")
     remote = hub_id(path)
     if remote is not None:
         repo, named = remote
@@ -110,6 +123,7 @@ def load(
             f"experts={experts!r} needs a checkpoint with packed experts, and {folder} has none; "
             "leave it out, or pack them with interlace.save(lm, path, experts='mxfp4')."
         )
+    slots = expert_slots(config, expert_cache) if experts == "disk" else 0
     text = load_tokenizer(folder) if tokenizer else None
     if remote is not None:
         fetch_weights(repo, folder)
@@ -124,7 +138,8 @@ def load(
         lm = HybridLM(config)
     lm = lm.to(wanted or LOADED_DTYPES[config.dtype])
     with ExitStack() as stack:
-        source = _Source(stack, torch.device(device), headers.files)
+        on_disk = experts == "disk"
+        source = _Source(stack, torch.device(device), headers.files, on_disk)
         for memory, name in found.sources.items():
             if experts == "expanded" and memory.endswith(PACKED):
                 _expand(lm, memory.removesuffix(PACKED), source, headers, found)
@@ -138,6 +153,8 @@ def load(
             if found.tied_head is not None:
                 _check_tied_head(lm, source, headers.tensors[found.tied_head], found.tied_head)
     _check_whole(lm)
+    if experts == "disk":
+        _share_cache(lm, slots)
     lm.tokenizer = text
     return lm
 
@@ -191,10 +208,16 @@ def _check(folder: Path, headers: FolderHeaders, found: Match) -> None:
 
 
 class _Source:
-    """The bytes of the files: mapped where they can stay as they are, read where they cannot."""
+    """The bytes of the files: mapped where they can stay as they are, read where they cannot.
 
-    def __init__(self, stack: ExitStack, device: torch.device, files: Iterable[Path]) -> None:
-        self.device = device
+    Where experts stay on disk their files are mapped to be read only, so that a system counts no
+    memory for them, and everything else is read.
+    """
+
+    def __init__(
+        self, stack: ExitStack, device: torch.device, files: Iterable[Path], on_disk: bool = False
+    ) -> None:
+        self.device, self.on_disk = device, on_disk
         self.streams: dict[Path, BinaryIO] = {}
         self.mappings: dict[Path, mmap.mmap] = {}
         for file in files:
@@ -204,6 +227,7 @@ class _Source:
         """One tensor in `dtype` on the device, refused when it is not finite."""
         stored = FILE_DTYPES[header.dtype]
         mapped = stored == dtype and header.start % dtype.itemsize == 0
+        mapped = mapped and (not self.on_disk or dtype == torch.uint8)
         value = (self._map if mapped else self._copy)(header, stored).view(header.shape)
         if name.endswith(SCALE):
             _check_scale(header, name, value)
@@ -225,14 +249,15 @@ class _Source:
         file = header.file
         if file not in self.mappings:
             # private: writing to a weight copies its page and leaves the file alone
-            number = self.streams[file].fileno()
-            self.mappings[file] = mmap.mmap(number, 0, access=mmap.ACCESS_COPY)
-        return torch.frombuffer(
-            self.mappings[file],
-            dtype=dtype,
-            count=header.nbytes // dtype.itemsize,
-            offset=header.start,
-        )
+            access = mmap.ACCESS_READ if self.on_disk else mmap.ACCESS_COPY
+            self.mappings[file] = mmap.mmap(self.streams[file].fileno(), 0, access=access)
+        count = header.nbytes // dtype.itemsize
+        with warnings.catch_warnings():
+            # torch warns of memory that cannot be written: nothing writes to experts on disk
+            warnings.filterwarnings("ignore", "The given buffer is not writable")
+            return torch.frombuffer(
+                self.mappings[file], dtype=dtype, count=count, offset=header.start
+            )
 
     def _copy(self, header: TensorHeader, dtype: torch.dtype) -> Tensor:
         value = torch.empty(header.nbytes // dtype.itemsize, dtype=dtype)
@@ -303,6 +328,13 @@ def _check_tied_head(lm: HybridLM, source: _Source, header: TensorHeader, name: 
             f"{header.file}: {name} must equal {EMBEDDING}, because the config ties them "
             "(tie_word_embeddings), but differs; correct the config."
         )
+
+
+def _share_cache(lm: HybridLM, slots: int) -> None:
+    layers = [module for module in lm.modules() if isinstance(module, MoE)]
+    lm.expert_cache = ExpertCache(layers[0].experts[0], slots)
+    for layer in layers:
+        layer.expert_cache = lm.expert_cache
 
 
 def _check_whole(lm: HybridLM) -> None:

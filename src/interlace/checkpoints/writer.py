@@ -14,10 +14,11 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -41,7 +42,7 @@ from interlace.models import HybridLM
 from interlace.ops.mxfp4 import quantize, unpack
 from interlace.shapes import Tensor
 
-__all__ = ["Saved", "readers", "save"]
+__all__ = ["Saved", "TensorSource", "readers", "save", "write_folder"]
 
 log = logging.getLogger("interlace")
 
@@ -96,6 +97,37 @@ def save(
     config = _with_experts(lm.config.replace(dtype=name), experts)
     if not isinstance(max_shard_bytes, int | float) or not max_shard_bytes >= 1:
         raise InputError(f"max_shard_bytes must be at least 1, got {max_shard_bytes!r}.")
+    return write_folder(config, _Tensors(lm.state_dict()), path, max_shard_bytes)
+
+
+@runtime_checkable
+class TensorSource(Protocol):
+    """Where the tensors of a checkpoint come from, one at a time."""
+
+    def get(self, name: str, spec: TensorSpec) -> Tensor:
+        """The tensor `spec.memory`, in any dtype; its name in the files is `name`."""
+        ...
+
+
+def write_folder(
+    config: HybridConfig,
+    tensors: TensorSource,
+    path: str | Path,
+    max_shard_bytes: int | float = 5e9,
+    add_files: Callable[[Path], None] | None = None,
+) -> Saved:
+    """Write a checkpoint of `config` whose tensors come from `tensors`, whole or not at all.
+
+    Args:
+        config: the model.
+        tensors: asked for each tensor once, in the order of the files.
+        path: as of `save`.
+        max_shard_bytes: as of `save`.
+        add_files: writes further files into the folder that it is given.
+
+    Raises:
+        CheckpointError: as `save`.
+    """
     folder = Path(path).absolute()
     temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp"
     try:
@@ -108,7 +140,9 @@ def save(
             f"{folder} must be a folder that can be made, but is not: {error}; name another."
         ) from error
     try:
-        names = _write(lm, config, temporary, max_shard_bytes)
+        if add_files is not None:
+            add_files(temporary)
+        names = _write(tensors, config, temporary, max_shard_bytes)
         _sync(temporary)
         _take_place(temporary, folder)
     finally:
@@ -176,11 +210,8 @@ def _with_experts(config: HybridConfig, experts: str | None) -> HybridConfig:
 
 
 def _write(
-    lm: HybridLM, config: HybridConfig, folder: Path, max_shard_bytes: int | float
+    tensors: TensorSource, config: HybridConfig, folder: Path, max_shard_bytes: int | float
 ) -> tuple[str, ...]:
-    held: dict[str, Tensor] = {**dict(lm.named_parameters(remove_duplicate=False))}
-    held.update(lm.named_buffers())
-    tensors = _Tensors(held)
     shards = list(_shards(tensor_table(config), max_shard_bytes))
     names = [SINGLE_FILE]
     if len(shards) > 1:
@@ -240,7 +271,7 @@ class _Tensors:
         return self._packed[1]["." + end]
 
 
-def _write_shard(file: Path, shard: dict[str, TensorSpec], tensors: _Tensors) -> None:
+def _write_shard(file: Path, shard: dict[str, TensorSpec], tensors: TensorSource) -> None:
     # wide dtypes first, so that every tensor starts at a multiple of its own
     order = sorted(shard, key=lambda name: -DTYPE_BYTES[shard[name].dtype])
     header, _ = pack_header({name: (shard[name].dtype, shard[name].shape) for name in order})

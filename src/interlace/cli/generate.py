@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interlace.cli import INTERRUPTED
+from interlace.cli.models import add_experts
 from interlace.cli.sampling import add_sampling, sampling_of
 from interlace.errors import InputError
 
@@ -59,6 +60,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--echo", action="store_true", help="print the prompt before the new text")
     add_sampling(parser)
     parser.add_argument("--dtype", choices=DTYPES, help="of the weights; as stored by default")
+    add_experts(parser)
     parser.add_argument("--threads", metavar="N", type=int, help="CPU threads of the products")
     parser.add_argument(
         "--prefill-chunk", metavar="N", type=int, help="prompt tokens per call (512, or what fits)"
@@ -69,9 +71,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command: every check first, then the weights, then the text."""
-    from interlace.cli.models import find
+    from interlace.cli.models import experts_of, find
     from interlace.cli.prompt import read_prompt
-    from interlace.config import sizes
     from interlace.generation import context, engine, memory, streams
 
     if args.threads is not None and args.threads < 1:
@@ -79,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
     model = find(args.model)
     options = sampling_of(args)
     options.check_for(model.config)
+    experts = experts_of(args, model)
     streams.check_sizes(prefill_chunk=args.prefill_chunk)
     dtype = args.dtype or model.config.dtype
 
@@ -86,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         capacity = prompt_tokens + args.max_tokens
         limit = memory.available()
         chunk = args.prefill_chunk or context.choose_chunk(model.config, capacity, dtype, limit)
-        weights = sizes.weight_bytes(model.config, dtype)
+        weights = model.weight_bytes(dtype, experts)
         context.require_context(model.config, capacity, chunk, dtype, limit, weights)
 
     prompt = read_prompt(args.prompt, args.prompt_file, args.prompt_bytes, check_memory)
@@ -95,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         import torch
 
         torch.set_num_threads(args.threads)
-    lm = model.load(dtype, args.seed)
+    lm = model.load(dtype, args.seed, experts)
     with _Progress(args.quiet) as progress:
         stream = engine.stream(
             lm,
@@ -238,6 +240,10 @@ def summary(model: "Model", dtype: str, seed: int, result: "GenerationResult") -
         ("delta state", describe_bytes(result.state_bytes), "the same for any number of tokens"),
         ("if expanded", describe_bytes(expanded), f"as keys and values per head{ratio}"),
     ]
+    if result.expert_bytes_per_token:
+        read = describe_bytes(round(result.expert_bytes_per_token))
+        every = describe_bytes(result.expert_bytes_read)
+        rows.append(("experts", read, f"read from disk per token, {every} in all"))
     left = max(len(row[0]) for row in rows)
     middle = max(len(row[1]) for row in rows)
     lines = [f"  {name:<{left}}  {value:>{middle}}  {note}".rstrip() for name, value, note in rows]

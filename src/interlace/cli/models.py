@@ -5,21 +5,23 @@ Names win over folders, and folders over the Hub; a folder that is called like a
 read, so that options, prompt and memory are checked first.
 """
 
+import argparse
 import logging
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import interlace
 from interlace.checkpoints.hub import fetch_small, hub_id
 from interlace.checkpoints.inspect import BUNDLED_FOLDER
-from interlace.config import PRESETS, HybridConfig, preset
+from interlace.config import PRESETS, HybridConfig, preset, sizes
 from interlace.errors import InputError
 
 if TYPE_CHECKING:
     from interlace.models import HybridLM
 
-__all__ = ["Model", "find"]
+__all__ = ["Experts", "Model", "add_experts", "experts_of", "find"]
 
 
 log = logging.getLogger("interlace")
@@ -41,17 +43,28 @@ class Model:
     folder: Path | None
     repo: str | None = None
 
-    def load(self, dtype: str, seed: int) -> "HybridLM":
+    def weight_bytes(self, dtype: str, experts: "Experts") -> int:
+        """Bytes of the weights in memory."""
+        if experts.kept == "expanded":
+            return sizes.weight_bytes(self.config.replace(quantization=None), dtype)
+        if experts.kept == "disk":
+            return sizes.weight_bytes_beside_disk(self.config, dtype, experts.cache)
+        return sizes.weight_bytes(self.config, dtype)
+
+    def load(self, dtype: str, seed: int, experts: "Experts | None" = None) -> "HybridLM":
         """Read or draw the weights; `seed` is of random ones."""
         from interlace.text import ByteTokenizer
+
+        how = experts or Experts()
+        read = partial(interlace.load, experts=how.kept, expert_cache=how.cache)
 
         if self.folder is not None and self.repo is not None:
             log.info("fetching %s, commit %s", self.repo, self.folder.name)
             commit = self.folder.name
-            return interlace.load(self.repo, dtype=dtype, revision=commit).requires_grad_(False)
+            return read(self.repo, dtype=dtype, revision=commit).requires_grad_(False)
         if self.folder is not None:
             log.info("reading %s as %s", self.folder, dtype)
-            return interlace.load(self.folder, dtype=dtype).requires_grad_(False)
+            return read(self.folder, dtype=dtype).requires_grad_(False)
         log.info("drawing random weights for %s as %s", self.name, dtype)
         lm = interlace.build(self.config, seed=seed, dtype=dtype).requires_grad_(False)
         if self.config.vocab_size >= 256:
@@ -61,6 +74,54 @@ class Model:
                 config.vocab_size, config.bos_token_id, config.eos_token_id
             )
         return lm
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """How the routed experts of a checkpoint are held.
+
+    Args:
+        kept: "packed", "expanded" or "disk"; None as they are stored.
+        cache: bytes for those that "disk" keeps, or None.
+    """
+
+    kept: str | None = None
+    cache: int | None = None
+
+
+def add_experts(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that say where routed experts are."""
+    parser.add_argument(
+        "--experts",
+        choices=("packed", "expanded", "disk"),
+        help="packed experts as stored (packed), as plain weights, or left on disk",
+    )
+    parser.add_argument(
+        "--expert-cache", metavar="SIZE", help="of --experts disk; what one token visits by default"
+    )
+
+
+def experts_of(args: argparse.Namespace, model: Model) -> Experts:
+    """The options of `add_experts`, checked.
+
+    Raises:
+        InputError: a size without --experts disk, or experts of a model that has none packed.
+    """
+    from interlace.planner.units import parse_bytes
+
+    if args.expert_cache is not None and args.experts != "disk":
+        raise InputError("--expert-cache needs --experts disk; give both or neither.")
+    if args.experts is None:
+        return Experts()
+    if model.folder is None or not sizes.packs_experts(model.config):
+        raise InputError(
+            f"--experts {args.experts} needs a checkpoint with packed experts, and {model.name} is "
+            "none; leave it out."
+        )
+    cache = args.expert_cache
+    return Experts(
+        args.experts, None if cache is None else int(parse_bytes(cache, "--expert-cache"))
+    )
 
 
 def find(name: str) -> Model:

@@ -225,6 +225,46 @@ def weight_bytes(config: HybridConfig, dtype: str | None = None) -> int:
     return total - _saved_by_packing(config, each)
 
 
+def expert_slots(config: HybridConfig, nbytes: int | None = None) -> int:
+    """Experts that are kept in memory where all lie on disk.
+
+    Args:
+        config: a model with packed experts.
+        nbytes: to spend on them; when None, on as many as one token visits.
+
+    Raises:
+        ConfigError: too few bytes for one expert.
+    """
+    every = config.num_moe_layers * (config.num_experts or 0)
+    if nbytes is None:
+        return min(every, config.num_moe_layers * (config.num_experts_per_token or 0))
+    one = packed_expert_bytes(config)
+    if nbytes < one:
+        raise ConfigError(
+            f"the cache of experts must hold one of {describe_bytes(one)} at least, got "
+            f"{describe_bytes(nbytes)}; give it more"
+        )
+    return min(every, nbytes // one)
+
+
+def weight_bytes_beside_disk(
+    config: HybridConfig, dtype: str | None = None, expert_cache: int | None = None
+) -> int:
+    """As `weight_bytes`, where packed experts stay on disk: in memory are only those of the slots.
+
+    Args:
+        config: a model with packed experts.
+        dtype: of the other weights; the config's when None.
+        expert_cache: bytes for slots; see `expert_slots`.
+
+    Raises:
+        ConfigError: an unknown dtype, or too few bytes for one expert.
+    """
+    on_disk = config.num_moe_layers * (config.num_experts or 0)
+    kept = expert_slots(config, expert_cache) - on_disk
+    return weight_bytes(config, dtype) + kept * packed_expert_bytes(config)
+
+
 def checkpoint_bytes(config: HybridConfig) -> int:
     """Bytes of all tensors in a checkpoint of the published layout and dtypes, headers aside.
 

@@ -36,6 +36,7 @@ class GenerationResult:
         expanded_bytes: what `capacity` tokens would take as expanded keys and values.
         prefill_chunk: most prompt tokens of a row read in one call of the model.
         batch_size: rows that were read together.
+        expert_bytes_read: of routed experts, from disk; 0 where they are in memory.
     """
 
     text: str
@@ -55,6 +56,7 @@ class GenerationResult:
     expanded_bytes: int
     prefill_chunk: int
     batch_size: int
+    expert_bytes_read: int = 0
 
     @property
     def prefill_tokens_per_second(self) -> float | None:
@@ -67,6 +69,12 @@ class GenerationResult:
         """New tokens per second after the first, which prefill gives; None without a second."""
         return (self.new_tokens - 1) / self.decode_seconds if self.decode_seconds > 0 else None
 
+    @property
+    def expert_bytes_per_token(self) -> float | None:
+        """Bytes of experts that one token, of prompt or new text, read from disk on average."""
+        tokens = self.cached_tokens - self.reused_tokens
+        return self.expert_bytes_read / tokens if tokens > 0 else None
+
     def to_dict(self) -> dict[str, Any]:
         """All numbers by name, for JSON."""
         return {
@@ -74,4 +82,5 @@ class GenerationResult:
             "token_ids": list(self.token_ids),
             "prefill_tokens_per_second": self.prefill_tokens_per_second,
             "decode_tokens_per_second": self.decode_tokens_per_second,
+            "expert_bytes_per_token": self.expert_bytes_per_token,
         }

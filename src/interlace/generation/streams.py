@@ -37,6 +37,7 @@ _OF_CACHE = (
     "capacity",
     "expanded_bytes",
     "batch_size",
+    "expert_bytes_read",
 )
 
 
@@ -104,6 +105,7 @@ class BatchStream(Iterator[tuple[int, str]]):
             for first in range(0, len(order), self.batch_size)
         ]
         self._batch: Batch | None = None
+        self._read_before = 0
         self._kept: dict[int, dict[str, Any]] = {}
         self._pieces = self._run()
 
@@ -145,6 +147,7 @@ class BatchStream(Iterator[tuple[int, str]]):
             for group in self._groups:
                 self._batch = None  # the cache before goes before the next one comes
                 rows = [self._rows[number] for number in group]
+                self._read_before = _bytes_read(self._lm)
                 self._batch = Batch(
                     self._lm,
                     rows,
@@ -178,6 +181,7 @@ class BatchStream(Iterator[tuple[int, str]]):
             "capacity": capacity,
             "expanded_bytes": expanded_bytes(self._lm.config, capacity, self._dtype),
             "batch_size": rows,
+            "expert_bytes_read": (_bytes_read(self._lm) - self._read_before) // rows,
         }
 
     def _result(self, number: int) -> GenerationResult:
@@ -260,6 +264,10 @@ def limit_of(device: torch.device) -> memory.Available | None:
     if device.type == "cuda":
         return memory.Available(torch.cuda.mem_get_info(device)[0], f"the GPU ({device})")
     return memory.available()
+
+
+def _bytes_read(lm: HybridLM) -> int:
+    return 0 if lm.expert_cache is None else lm.expert_cache.bytes_read
 
 
 def _capacity(rows: Sequence[Row]) -> int:

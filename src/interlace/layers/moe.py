@@ -16,6 +16,7 @@ from torch import nn
 
 from interlace.config import HybridConfig
 from interlace.config.sizes import expert_width, packs_experts
+from interlace.layers.expert_cache import ExpertCache
 from interlace.layers.mlp import MLP, Glu, activation
 from interlace.layers.norm import RMSNorm
 from interlace.layers.packed import PackedLinear
@@ -110,6 +111,7 @@ class MoE(nn.Module):
         assert config.moe_intermediate_size
         self.config = config
         self.biased_weights = biased_weights
+        self.expert_cache: ExpertCache | None = None
         hidden, width = config.hidden_size, config.moe_intermediate_size
         inner, glu = expert_width(config), activation(config)
         self.gate = Router(hidden, config.num_experts)
@@ -146,10 +148,16 @@ class MoE(nn.Module):
         if self.is_latent:
             # once, before dispatch: a token's experts all read the same latent
             rows = self.routed_expert_down_proj(rows)
-        y = dispatch(rows, indices, weights, lambda e, tokens: self.experts[e](tokens))
+        y = dispatch(rows, indices, weights, self._expert)
         if self.is_latent:
             if config.latent_moe_use_norm:
                 y = self.routed_expert_norm(y)
             y = self.routed_expert_up_proj(y)
         y = y.view_as(x)
         return y if self.shared_experts is None else y + self.shared_experts(x)
+
+    def _expert(self, number: int, rows: Tensor) -> Tensor:
+        expert = self.experts[number]
+        cache = self.expert_cache
+        out: Tensor = expert(rows) if cache is None else cache(expert, rows)
+        return out

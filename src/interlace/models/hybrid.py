@@ -17,6 +17,7 @@ from interlace.caches.hybrid import DEFAULT_SNAPSHOTS
 from interlace.config import HybridConfig
 from interlace.errors import CacheError, InputError, ShapeError
 from interlace.layers import AttentionResidualBlock, Block, RMSNorm
+from interlace.layers.expert_cache import ExpertCache
 from interlace.layers.packed import check_quantization
 from interlace.layers.precision import at_least_float32
 from interlace.layers.residual import BlockStreams, FullStreams, ResidualProjection, queries
@@ -96,6 +97,8 @@ class HybridLM(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.tokenizer: Any = None
+        # of a model whose packed experts stay on disk; its layers share it
+        self.expert_cache: ExpertCache | None = None
         # float32 while training in bfloat16: many small additions must not be rounded away
         self.residual_dtype: torch.dtype | None = None
 
