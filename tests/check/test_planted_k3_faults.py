@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from interlace.check import check_model, draw_rows
-from interlace.layers import moe
+from interlace.layers import moe, packed
 from interlace.layers import residual as streams
 from interlace.layers.residual import BlockStreams
 from interlace.models.hybrid import Stack
+from interlace.ops.mxfp4 import mxfp4_linear
 from interlace.ops.residual import make_candidate, read_bank
+from packed_models import packed_model
 from tiny_models import K3, model
 
 ROWS = draw_rows(61, 9)
@@ -108,3 +110,21 @@ def test_fault_is_red_and_the_layer_is_named(lm, monkeypatch, fault):
     assert not bad.note, bad.note
     # no fault that could pass for rounding
     assert bad.error > 100 * bad.bound
+
+
+def swapped_nibbles(x, codes, scale):
+    return mxfp4_linear(x, (codes << 4) | (codes >> 4), scale)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_packed_experts_are_checked_from_their_bytes(monkeypatch, dtype):
+    lm = packed_model(dtype)
+    report = check_model(lm, ROWS)
+    assert report.ok, report.first_bad.describe()
+    # both tensors of a matrix must come back, and do
+    assert [f.error for f in report.findings if f.part == "weights"] == [0.0]
+    monkeypatch.setattr(packed, "mxfp4_linear", swapped_nibbles)
+    bad = check_model(lm, ROWS, saved=False, fail_fast=True).first_bad
+    assert bad is not None
+    assert (bad.layer, bad.kind, bad.way, bad.note) == (1, "experts", "one call", "")
+    assert bad.error > 10 * bad.bound

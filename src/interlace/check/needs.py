@@ -21,6 +21,8 @@ _F64 = 8
 # streams of the three references; their logits, those judged, and what comparing them makes
 _STREAMS = 3
 _LOGITS = 7
+# widened at a time: one of a matrix and its product, and packed experts of three kinds
+_SLICES = 5
 
 
 def check_bytes(
@@ -46,7 +48,7 @@ def check_bytes(
         "weights": weights,
         **({"a copy of them, saved and loaded": weights} if saved else {}),
         "results in float64": _F64 * total * per_token,
-        "the reference at work": _F64 * (2 * SLICE + 3 * heads * longest**2),
+        "the reference at work": _F64 * (_SLICES * SLICE + 3 * heads * longest**2),
         "caches and activations": working + sizes.cache_bytes(config, len(lengths), longest, dtype),
     }
 

@@ -11,8 +11,9 @@ One row at a time, and no cache: a row is short. Weights are widened one slice o
 time, so a model needs hardly more memory than it has already.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ from interlace.ops.conv import short_conv_reference
 from interlace.ops.delta_rule import kda_gate_reference, kda_reference
 from interlace.ops.mlp import situ_glu_reference, swiglu_reference
 from interlace.ops.moe import moe_experts_reference, route_reference
+from interlace.ops.mxfp4 import unpack_reference
 from interlace.ops.norm import gated_rms_norm_reference, l2norm_reference, rms_norm_reference
 from interlace.ops.residual import attention_residual_reference
 from interlace.shapes import Float, Int, Tensor
@@ -245,7 +247,6 @@ class Reference:
         config = self.config
         weight = self.weights[f"{prefix}gate.weight"]
         bias = self.weights[f"{prefix}gate.e_score_correction_bias"]
-        assert config.num_experts is not None
         assert config.num_experts_per_token is not None
         indices, shares = route_reference(
             x,
@@ -260,10 +261,7 @@ class Reference:
         )
         scores = torch.sigmoid(x.to(self.wide) @ weight.to(self.wide).T) + bias.to(self.wide)
         choice = Choice(scores, _margin(scores, indices, config))
-        w1, w2, w3 = (
-            [self.weights[f"{prefix}experts.{e}.{name}.weight"] for e in range(config.num_experts)]
-            for name in ("w1", "w2", "w3")
-        )
+        w1, w2, w3 = (_Experts(self.weights, f"{prefix}experts.", w) for w in ("w1", "w2", "w3"))
         latent = config.routed_expert_hidden_size is not None
         rows = self._product(x, f"{prefix}routed_expert_down_proj") if latent else x
         y = moe_experts_reference(
@@ -300,6 +298,35 @@ class Reference:
             x, weight = x.flip(-1), weight.flip(-1)
         parts = [x @ part.to(self.dtype).T for part in weight.split(rows)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+class _Experts(Sequence[Tensor]):
+    """One matrix of every expert of a layer; a packed one is expanded when it is asked for."""
+
+    def __init__(self, weights: Mapping[str, Tensor], prefix: str, name: str) -> None:
+        self._weights, self._prefix, self._name = weights, prefix, name
+        self._expanded: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        end = f".{self._name}.weight"
+        return sum(
+            n.startswith(self._prefix) and n.removesuffix("_packed").endswith(end)
+            for n in self._weights
+        )
+
+    def __getitem__(self, e: Any) -> Any:
+        name = f"{self._prefix}{e}.{self._name}.weight"
+        if name in self._weights:
+            return self._weights[name]
+        if e not in self._expanded:
+            value = unpack_reference(
+                self._weights[f"{name}_packed"], self._weights[f"{name}_scale"]
+            )
+            # tokens choose the same experts again, but a layer of them may be larger than memory
+            if (len(self._expanded) + 1) * value.numel() > SLICE:
+                self._expanded.clear()
+            self._expanded[e] = value
+        return self._expanded[e]
 
 
 def _margin(scores: Tensor, indices: Tensor, config: HybridConfig) -> Tensor:

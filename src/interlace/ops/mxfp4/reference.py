@@ -17,11 +17,11 @@ def unpack_reference(
     Byte j of a row holds element 2j in its low four bits and 2j + 1 in the high ones. A code is a
     sign bit, two bits of exponent and one of mantissa.
     """
-    rows = []
-    for row, exponents in zip(packed.tolist(), scale.tolist(), strict=True):
-        codes = [code for byte in row for code in (byte & 15, byte >> 4)]
-        rows.append([math.ldexp(_value(c), exponents[i // 32] - 127) for i, c in enumerate(codes)])
-    return torch.tensor(rows, dtype=torch.float64)
+    codes = torch.stack([packed & 15, packed >> 4], -1).flatten(1).long()  # [out, width]
+    values = torch.tensor([_value(c) for c in range(16)], dtype=torch.float64, device=packed.device)
+    powers = [math.ldexp(1.0, byte - 127) for byte in range(256)]
+    factors = torch.tensor(powers, dtype=torch.float64, device=packed.device)[scale.long()]
+    return values[codes] * factors.repeat_interleave(32, 1)
 
 
 def quantize_reference(
