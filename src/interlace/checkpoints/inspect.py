@@ -4,17 +4,19 @@ No weight is read and no torch is loaded: a folder of terabytes answers in the t
 take.
 """
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 from interlace.checkpoints.headers import CONFIG_FILE, FolderHeaders, listed, read_folder
-from interlace.checkpoints.names import PACKED, SCALE, Match, match
+from interlace.checkpoints.names import EMBEDDING, HEAD, K3_PREFIX, PACKED, SCALE, Match, match
 from interlace.config import HybridConfig
 from interlace.errors import CheckpointError
 
-__all__ = ["BUNDLED_FOLDER", "Summary", "complaint", "find_folder", "inspect"]
+__all__ = ["BUNDLED_FOLDER", "Part", "Summary", "complaint", "find_folder", "inspect", "parts"]
 
 BUNDLED_FOLDER = Path(__file__).parents[1] / "bundled" / "default"
 """Where the bundled model `default` lies in an installation."""
@@ -133,3 +135,59 @@ def _packing_complaint(found: Match) -> str | None:
     if single:
         return f"lacks one of the two tensors of {len(single)} packed matrices: {listed(single)}"
     return None
+
+
+class Part(NamedTuple):
+    """The tensors of one layer, or of one part outside the layers.
+
+    Args:
+        name: `layer 3` (0-based), `embedding`, `ending`, `head`, `unknown` or `vision`.
+        holds: in words, such as "KDA, experts".
+        tensors: how many there are.
+        parameters: numbers in them: two in a packed byte, none in a scale.
+        nbytes: as stored.
+    """
+
+    name: str
+    holds: str
+    tensors: int
+    parameters: int
+    nbytes: int
+
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+def parts(summary: Summary) -> list[Part]:
+    """A checkpoint part by part, in the order of the model, layers without tensors included."""
+    config = summary.config
+    holds = {"embedding": "of tokens"}
+    for i in range(config.num_hidden_layers):
+        mixer = "Gated MLA" if config.is_global(i) else "KDA"
+        holds[f"layer {i}"] = f"{mixer}, {'experts' if config.is_moe(i) else 'MLP'}"
+    holds["ending"] = "final norm" + ", last mixture" * (config.attn_res_block_size is not None)
+    if not config.tie_word_embeddings or summary.match.tied_head is not None:
+        holds["head"] = "logits"
+    holds |= {"unknown": "not of this config", "vision": "not read"}
+    sums = {name: [0, 0, 0] for name in holds}
+    outside = dict.fromkeys(summary.match.unexpected, "unknown")
+    outside |= dict.fromkeys(summary.match.skipped, "vision")
+    for name, tensor in summary.headers.tensors.items():
+        row = sums[outside.get(name) or _part_of(name.removeprefix(K3_PREFIX))]
+        row[0] += 1
+        row[1] += _parameters(name, tensor.shape)
+        row[2] += tensor.nbytes
+    found = [Part(name, words, *sums[name]) for name, words in holds.items()]
+    return [part for part in found if part.tensors or part.name not in ("unknown", "vision")]
+
+
+def _part_of(name: str) -> str:
+    """The part of a tensor that the config implies, by its name in memory."""
+    layer = _LAYER.match(name)
+    if layer:
+        return f"layer {layer[1]}"
+    return {EMBEDDING: "embedding", HEAD: "head"}.get(name, "ending")
+
+
+def _parameters(name: str, shape: tuple[int, ...]) -> int:
+    return 0 if name.endswith(SCALE) else prod(shape) * (1 + name.endswith(PACKED))
