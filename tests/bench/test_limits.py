@@ -2,12 +2,14 @@
 
 import json
 import math
+from unittest.mock import patch
 
 import pytest
 import torch
 from bench_sizes import PROBE, TINY
 
 from interlace.bench import limits
+from interlace.bench.cold import Cold
 from interlace.bench.limits import measure, turns, write
 from interlace.bench.timing import Comparison, Run
 from interlace.bench.work import Work
@@ -86,3 +88,19 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         write({"format": object()}, path)
     assert json.loads(path.read_text()) == {"format": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["limits.json"]
+
+
+def test_the_scores_of_the_attention_probe_are_close_together():
+    """Far apart, their exponentials are denormal and ten times as slow as those of a model."""
+    seen = []
+
+    def record(q, latent, w_uk, w_uv):
+        keys = torch.einsum("md,hnd->mhn", latent[0, :, : w_uk.shape[-1]].float(), w_uk.float())
+        scores = torch.einsum("hn,mhn->hm", q[0, 0, :, : w_uk.shape[1]].float(), keys)
+        seen.append(scores * q.shape[-1] ** -0.5)
+        return q
+
+    probe = limits.Probe(heads=3, rank=256, depth=700)
+    with patch.object(limits, "latent_attention", record):
+        limits._latents(probe, Cold(1 << 21), 1, probe.depth)()
+    assert seen[0].std() < 2

@@ -179,7 +179,10 @@ Operator = tuple[Work, Callable[[], object]]
 
 
 def _latents(probe: Probe, cold: Cold, queries: int, memory: int) -> Callable[[], Tensor]:
-    q = torch.randn(1, queries, probe.heads, probe.nope + probe.shared).bfloat16()
+    q = torch.randn(1, queries, probe.heads, probe.nope + probe.shared)
+    # keys made by the buffer's numbers are sqrt(R) too long, and scores far below their maximum
+    # have exponentials that a CPU computes ten times as slowly: those of no model
+    q = q.mul_(probe.rank**-0.5).bfloat16()
 
     def call() -> Tensor:
         latent = cold.take(1, memory, probe.rank + probe.shared)
