@@ -10,7 +10,7 @@ MODEL ?= $(if $(wildcard src/interlace/bundled/default/config.json),default,kimi
 DEMO_FILE ?= src/interlace/layers/kda.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench peers page evaluate chat-template
+.PHONY: help setup demo test check bench peers page evaluate chat-template lm-eval
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,3 +81,11 @@ page: $(STAMP)  ## move the controls of the planner's page in headless Chromium,
 
 evaluate: $(STAMP)  ## score the bundled model on its held-out files; minutes
 	$(BIN)/python benchmarks/evaluate_default.py
+
+lm-eval:  ## score the bundled model through lm-evaluation-harness, in an environment of its own
+	@test -d build/lm-eval || $(PYTHON) -m venv build/lm-eval
+	@build/lm-eval/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@build/lm-eval/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[lm-eval]' --group test
+	build/lm-eval/bin/python -m pytest -W ignore tests/generation/test_harness.py
+	build/lm-eval/bin/python benchmarks/lm_eval_default.py

@@ -15,6 +15,7 @@ _HOME = {
     "generate": "interlace.generation",
     "load": "interlace.checkpoints.reader",
     "load_cache": "interlace.models",
+    "loglikelihood": "interlace.generation",
     "plan": "interlace.planner",
     "save": "interlace.checkpoints.writer",
     "stream": "interlace.generation",
@@ -28,6 +29,7 @@ __all__ = [
     "generate",
     "load",
     "load_cache",
+    "loglikelihood",
     "plan",
     "save",
     "stream",
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from interlace.checkpoints.writer import save as save
     from interlace.config import HybridConfig as HybridConfig
     from interlace.generation import generate as generate
+    from interlace.generation import loglikelihood as loglikelihood
     from interlace.generation import stream as stream
     from interlace.models import HybridLM as HybridLM
     from interlace.models import build as build

@@ -14,6 +14,7 @@ from interlace.errors import InputError
 if TYPE_CHECKING:
     from interlace.cli.models import Model
     from interlace.generation import GenerationResult, SamplingOptions, TextStream
+    from interlace.models import HybridLM
 
 __all__ = ["add"]
 
@@ -65,6 +66,15 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prefill-chunk", metavar="N", type=int, help="prompt tokens per call (512, or what fits)"
     )
+    parser.add_argument(
+        "--cache",
+        metavar="FILE",
+        type=Path,
+        help="reuse what this saved prompt cache shares with the prompt, then extend and save it",
+    )
+    parser.add_argument(
+        "--score", action="store_true", help="how likely the prompt is, and no new text"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object, at the end")
     parser.set_defaults(run=run)
 
@@ -73,10 +83,11 @@ def run(args: argparse.Namespace) -> int:
     """Run the command: every check first, then the weights, then the text."""
     from interlace.cli.models import experts_of, find
     from interlace.cli.prompt import read_prompt
-    from interlace.generation import context, engine, memory, streams
+    from interlace.generation import PromptCache, context, engine, memory, streams
 
     if args.threads is not None and args.threads < 1:
         raise InputError(f"--threads must be at least 1, got {args.threads}.")
+    _check_cache(args)
     model = find(args.model)
     options = sampling_of(args)
     options.check_for(model.config)
@@ -85,11 +96,16 @@ def run(args: argparse.Namespace) -> int:
     dtype = args.dtype or model.config.dtype
 
     def check_memory(prompt_tokens: int) -> None:
-        capacity = prompt_tokens + args.max_tokens
+        capacity = prompt_tokens + (0 if args.score else args.max_tokens)
         limit = memory.available()
-        chunk = args.prefill_chunk or context.choose_chunk(model.config, capacity, dtype, limit)
+        every = args.score
+        chunk = args.prefill_chunk or context.choose_chunk(
+            model.config, capacity, dtype, limit, every_logit=every
+        )
         weights = model.weight_bytes(dtype, experts)
-        context.require_context(model.config, capacity, chunk, dtype, limit, weights)
+        context.require_context(
+            model.config, capacity, chunk, dtype, limit, weights, every_logit=every
+        )
 
     prompt = read_prompt(args.prompt, args.prompt_file, args.prompt_bytes, check_memory)
     check_memory(len(prompt))
@@ -98,21 +114,67 @@ def run(args: argparse.Namespace) -> int:
 
         torch.set_num_threads(args.threads)
     lm = model.load(dtype, args.seed, experts)
+    if args.score:
+        return _score(args, model, dtype, lm, prompt)
+    cache = None
+    if args.cache is not None:
+        # a new file is there when it is whole, so one that is there must be read
+        known = args.cache.exists()
+        cache = PromptCache.load(args.cache, lm) if known else PromptCache.new(lm)
     with _Progress(args.quiet) as progress:
         stream = engine.stream(
             lm,
             prompt,
             options=options,
+            cache=cache,
             prefill_chunk=args.prefill_chunk,
             progress=progress,
         )
         status = _run_through(stream, None if args.json else prompt if args.echo else b"")
     result = stream.result
+    if cache is not None:
+        cache.save(args.cache)
     if args.json:
         print(json.dumps(_as_json(model, dtype, options, result)))
     elif not args.quiet:
-        print(summary(model, dtype, args.seed, result), file=sys.stderr)
+        print(summary(model, dtype, args.seed, result, args.cache), file=sys.stderr)
     return status
+
+
+def _check_cache(args: argparse.Namespace) -> None:
+    if args.cache is None:
+        return
+    if args.score:
+        raise InputError("--cache must be left out with --score, which needs every logit.")
+    if not args.cache.absolute().parent.is_dir():
+        raise InputError(
+            f"--cache must name a file in a folder that exists, got {args.cache}; make the folder."
+        )
+
+
+def _score(
+    args: argparse.Namespace, model: "Model", dtype: str, lm: "HybridLM", prompt: bytes
+) -> int:
+    """Print how likely the prompt is."""
+    from interlace.generation import loglikelihood
+
+    with _Progress(args.quiet) as progress:
+        score = loglikelihood(lm, prompt, prefill_chunk=args.prefill_chunk, progress=progress)
+    numbers = {
+        "tokens": len(score.token_ids),
+        "bytes": score.num_bytes,
+        "logprob": score.logprob,
+        "perplexity": score.perplexity,
+        "bits_per_byte": score.bits_per_byte,
+    }
+    if args.json:
+        about = {"model": model.name, "random_weights": model.folder is None, "dtype": dtype}
+        print(json.dumps({**about, **numbers}))
+        return 0
+    for name, value in numbers.items():
+        shown = value if isinstance(value, int) else "-" if value is None else f"{value:.6g}"
+        print(f"{name.replace('_', ' '):<13}  {shown}")
+    return 0
 
 
 def _run_through(stream: "TextStream", echo: bytes | None) -> int:
@@ -216,7 +278,13 @@ def _as_json(
     }
 
 
-def summary(model: "Model", dtype: str, seed: int, result: "GenerationResult") -> str:
+def summary(
+    model: "Model",
+    dtype: str,
+    seed: int,
+    result: "GenerationResult",
+    cache: Path | None = None,
+) -> str:
     """The numbers as a small table, sizes in decimal units."""
     from interlace.config.sizes import describe_bytes
 
@@ -244,6 +312,8 @@ def summary(model: "Model", dtype: str, seed: int, result: "GenerationResult") -
         read = describe_bytes(round(result.expert_bytes_per_token))
         every = describe_bytes(result.expert_bytes_read)
         rows.append(("experts", read, f"read from disk per token, {every} in all"))
+    if cache is not None:
+        rows.insert(2, ("reused", _count(result.reused_tokens), f"of the prompt, from {cache}"))
     left = max(len(row[0]) for row in rows)
     middle = max(len(row[1]) for row in rows)
     lines = [f"  {name:<{left}}  {value:>{middle}}  {note}".rstrip() for name, value, note in rows]

@@ -8,6 +8,8 @@ from interlace.generation.prompt_cache import PromptCache as PromptCache
 from interlace.generation.result import GenerationResult as GenerationResult
 from interlace.generation.sampling import Sampler as Sampler
 from interlace.generation.sampling import TokenLogprob as TokenLogprob
+from interlace.generation.scoring import Score as Score
+from interlace.generation.scoring import loglikelihood as loglikelihood
 from interlace.generation.streams import BatchStream as BatchStream
 from interlace.generation.streams import TextStream as TextStream
 
@@ -17,9 +19,11 @@ __all__ = [
     "PromptCache",
     "Sampler",
     "SamplingOptions",
+    "Score",
     "TextStream",
     "TokenLogprob",
     "generate",
+    "loglikelihood",
     "stream",
     "stream_batch",
 ]

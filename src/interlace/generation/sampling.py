@@ -15,7 +15,7 @@ from interlace.errors import NonFiniteError
 from interlace.generation.options import SamplingOptions
 from interlace.shapes import Bool, Float, Int, Tensor
 
-__all__ = ["Sampler", "TokenLogprob", "token_logprob"]
+__all__ = ["Sampler", "TokenLogprob", "require_finite", "token_logprob"]
 
 # larger sums would overflow when they are combined; no model means anything by such a logit
 _LARGEST = 1e300
@@ -44,6 +44,19 @@ def token_logprob(logits: Float[Tensor, "vocab"], token: int, top: int = 0) -> T
     values, ids = _largest(logprobs, min(top, len(logprobs)))
     pairs = zip(ids.tolist(), values.tolist(), strict=True)
     return TokenLogprob(token, float(logprobs[token]), tuple(pairs))
+
+
+def require_finite(logits: Float[Tensor, "..."]) -> None:
+    """Refuse logits that mean nothing.
+
+    Raises:
+        NonFiniteError: one that is no finite number.
+    """
+    if not bool(torch.isfinite(logits).all()):
+        raise NonFiniteError(
+            "logits must be finite numbers, the model gave infinity or NaN; "
+            "the weights are damaged or overflow in this dtype (try --dtype float32)."
+        )
 
 
 class Sampler:
@@ -85,11 +98,7 @@ class Sampler:
         """The logits after bias and penalties, in float64; banned ones are minus infinity."""
         banned, options = self._banned, self.options
         allowed = logits if banned is None else logits[~banned]
-        if not bool(torch.isfinite(allowed).all()):
-            raise NonFiniteError(
-                "logits must be finite numbers, the model gave infinity or NaN; "
-                "the weights are damaged or overflow in this dtype (try --dtype float32)."
-            )
+        require_finite(allowed)
         changed = self._bias or options.repetition_penalty != 1 or options.presence_penalty
         if changed:
             logits = logits.clone()
