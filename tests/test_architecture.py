@@ -30,6 +30,7 @@ PUBLIC = [
     "generate",
     "load",
     "load_cache",
+    "loglikelihood",
     "plan",
     "save",
     "stream",
