@@ -22,7 +22,7 @@ from interlace.errors import InputError, InterlaceError, NonFiniteError
 
 __all__ = ["main"]
 
-COMMANDS = ("generate", "chat", "check", "inspect", "plan", "bench", "train")
+COMMANDS = ("generate", "chat", "check", "inspect", "init", "plan", "bench", "train")
 """Modules of this room that add a command, in the order of `interlace --help`."""
 
 INTERRUPTED = 130
