@@ -1,6 +1,7 @@
 """The comparison with llama.cpp: its models, its measures, and what it says of a failed process."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -100,6 +101,6 @@ def test_a_process_that_ends_says_why(tmp_path, monkeypatch):
     said = "loading\nerror: tensor 'a' has wrong  shape.\nllama_model_load_from_file: failed\n"
     assert llama_logits.last_words(said) == "error: tensor 'a' has wrong shape"
     assert llama_logits.last_words("") == "nothing"
-    monkeypatch.setattr(llama_logits.sys, "executable", "/bin/false")
+    monkeypatch.setattr(llama_logits.sys, "executable", shutil.which("false"))
     with pytest.raises(InputError, match=r"llama\.cpp must run the model, it said: nothing"):
         llama_logits.llama_logits(tmp_path / "none.gguf", [1, 2], 1)

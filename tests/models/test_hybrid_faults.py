@@ -162,7 +162,8 @@ def test_b18_a_row_does_not_depend_on_how_long_its_neighbours_are(style, late):
         alone = lm.new_cache(1)
         want, want_logits = greedy(alone, lm(prompt[None], cache=alone, last_only=True))
         assert torch.equal(got[row], want[0]), f"row of {lengths[row]}"
-        assert_close(got_logits[row], want_logits[0], 1e-5, f"row of {lengths[row]}")
+        # two ways that each round over up to 59 tokens; a wrong neighbour is worse than 1e-3
+        assert_close(got_logits[row], want_logits[0], 1e-4, f"row of {lengths[row]}")
         for layer, other in zip(together.layers, alone.layers, strict=True):
             if isinstance(layer, DeltaState):
                 assert_close(layer.state[row], other.state[0], 1e-5, f"row of {lengths[row]}")

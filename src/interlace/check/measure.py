@@ -34,6 +34,6 @@ def error(got: Tensor, exact: Tensor) -> float:
     return float((a - b).abs().max() / max(1.0, float(b.abs().max())))
 
 
-def bound(plain: float, dtype: torch.dtype) -> float:
+def bound(plain: float, dtype: torch.dtype, factor: float = 2.0) -> float:
     """The error that is allowed in `dtype` where the plain way has the error `plain`."""
-    return SLACK[dtype] if dtype == torch.float64 else 2.0 * plain + SLACK[dtype]
+    return SLACK[dtype] if dtype == torch.float64 else factor * plain + SLACK[dtype]

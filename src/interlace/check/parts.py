@@ -70,7 +70,8 @@ class Judge:
         plain_error = max(
             error(torch.cat(sample), every) for sample in (self.plain, self.other or self.plain)
         )
-        allowed = bound(plain_error, self.dtype)
+        # rounding that has travelled through layers is chancy: three times as much has been seen
+        allowed = bound(plain_error, self.dtype, 2.0 if self.other is None else 4.0)
         note = ""
         try:
             found = error(run(), exact)
