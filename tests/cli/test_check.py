@@ -46,7 +46,10 @@ def test_narrow_weights_are_checked_as_stored_and_in_float32(capsys, folder):
     for run, slack in zip(got["runs"], (4e-3, 1e-6), strict=True):
         assert run["tokens"] == [6, 5, 4][: len(run["tokens"])]
         found = [f for f in run["findings"] if f["part"] != "weights"]
-        assert all(f["bound"] == pytest.approx(2 * f["plain_error"] + slack) for f in found)
+        for f in found:
+            # rounding that has travelled through layers is chancy
+            factor = 4 if f["part"] in ("stream", "logits") else 2
+            assert f["bound"] == pytest.approx(factor * f["plain_error"] + slack), f["part"]
         assert all(f["error"] <= f["bound"] for f in found)
 
 
