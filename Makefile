@@ -18,7 +18,8 @@ help:  ## list the targets
 setup: $(STAMP)  ## virtual environment and install, once; PYTHON=python3.12 picks the interpreter
 
 # pip reads dependency groups from 25.1 on; a fresh environment often brings an older one.
-$(STAMP): pyproject.toml constraints.txt
+# csrc is compiled on the way where there is a C++ compiler.
+$(STAMP): pyproject.toml constraints.txt $(wildcard csrc/*.* csrc/kernels/* csrc/python/*)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 15) else \
 		"Interlace needs Python 3.11 to 3.14, got %d.%d; choose one with: make PYTHON=python3.12" % v)'
 	@echo "setup 1/3: virtual environment in $(VENV)"

@@ -1,0 +1,142 @@
+#include "python/arguments.h"
+
+#include <nanobind/stl/string.h>
+
+#include <cctype>
+
+namespace interlace {
+namespace {
+
+struct Named {
+  Kind kind;
+  const char* name;
+  nb::dlpack::dtype dtype;
+};
+
+constexpr uint8_t code(nb::dlpack::dtype_code c) { return uint8_t(c); }
+const Named kKinds[] = {
+    {Kind::float32, "float32", {code(nb::dlpack::dtype_code::Float), 32, 1}},
+    {Kind::bf16, "bfloat16", {code(nb::dlpack::dtype_code::Bfloat), 16, 1}},
+    {Kind::float16, "float16", {code(nb::dlpack::dtype_code::Float), 16, 1}},
+    {Kind::int64, "int64", {code(nb::dlpack::dtype_code::Int), 64, 1}},
+    {Kind::int32, "int32", {code(nb::dlpack::dtype_code::Int), 32, 1}},
+    {Kind::uint8, "uint8", {code(nb::dlpack::dtype_code::UInt), 8, 1}},
+    {Kind::int8, "int8", {code(nb::dlpack::dtype_code::Int), 8, 1}},
+    {Kind::boolean, "bool", {code(nb::dlpack::dtype_code::Bool), 8, 1}},
+};
+
+const char* name_of(Kind kind) {
+  for (const Named& named : kKinds)
+    if (named.kind == kind) return named.name;
+  return "?";
+}
+
+std::string text(const nb::ndarray<>& array) {
+  std::string out;
+  const nb::dlpack::dtype dtype = array.dtype();
+  const char* name = "another dtype";
+  for (const Named& named : kKinds)
+    if (named.dtype == dtype) name = named.name;
+  out += name;
+  out += " [";
+  for (size_t i = 0; i < array.ndim(); ++i) out += (i ? ", " : "") + std::to_string(array.shape(i));
+  return out + "]";
+}
+
+std::string wanted(std::initializer_list<Kind> kinds, std::initializer_list<const char*> shape) {
+  std::string out;
+  for (Kind kind : kinds) out += (out.empty() ? "" : " or ") + std::string(name_of(kind));
+  out += " [";
+  bool first = true;
+  for (const char* letter : shape) {
+    out += (first ? "" : ", ") + std::string(letter);
+    first = false;
+  }
+  return out + "]";
+}
+
+}  // namespace
+
+Array Arguments::take(nb::handle tensor, const char* name, std::initializer_list<Kind> kinds,
+                      std::initializer_list<const char*> shape, Layout layout) {
+  nb::ndarray<> array;
+  bool good = false;
+  try {
+    good = nb::try_cast(tensor, array);
+  } catch (const std::exception&) {
+    PyErr_Clear();
+  }
+  if (!good)
+    refuse(std::string(name) + " must be a tensor on the CPU without gradient, " + wanted(kinds, shape) + ", got " +
+           nb::cast<std::string>(tensor.type().attr("__name__")));
+  if (array.device_type() != nb::device::cpu::value)
+    refuse(std::string(name) + " must be on the CPU, got a tensor of another device; move it there");
+  Array out;
+  out.rank = int(array.ndim());
+  bool known = false;
+  for (const Named& named : kKinds) {
+    if (!(named.dtype == array.dtype())) continue;
+    for (Kind kind : kinds)
+      if (kind == named.kind) out.kind = kind, known = true;
+  }
+  if (!known || array.ndim() != shape.size())
+    refuse(std::string(name) + " must be " + wanted(kinds, shape) + ", got " + text(array));
+  out.data = array.data();
+  int axis = 0;
+  bool empty = false;
+  for (const char* letter : shape) {
+    out.size[axis] = int64_t(array.shape(axis));
+    out.stride[axis] = array.stride(axis);
+    empty |= out.size[axis] == 0;
+    if (std::isdigit(static_cast<unsigned char>(letter[0]))) {
+      if (out.size[axis] != std::stoll(letter))
+        refuse(std::string(name) + " must be " + wanted(kinds, shape) + ", got " + text(array));
+    } else {
+      bind(letter, out.size[axis], name);
+    }
+    ++axis;
+  }
+  // a stride that no step is taken along may be anything; here it becomes what a dense tensor has
+  int64_t dense = 1;
+  for (int i = out.rank - 1; i >= 0; --i) {
+    if (out.size[i] <= 1 || empty) out.stride[i] = dense;
+    const bool ok = (layout == Layout::dense || i == out.rank - 1) ? out.stride[i] == dense : out.stride[i] >= 0;
+    if (!ok)
+      refuse(std::string(name) + (layout == Layout::dense ? " must be contiguous" : " must be contiguous along its last axis") +
+             ", got stride " + std::to_string(out.stride[i]) + " on axis " + std::to_string(i) + "; pass .contiguous()");
+    dense *= out.size[i] > 0 ? out.size[i] : 1;
+  }
+  return out;
+}
+
+Array Arguments::take_optional(nb::handle tensor, const char* name, std::initializer_list<Kind> kinds,
+                               std::initializer_list<const char*> shape, Layout layout) {
+  return tensor.is_none() ? Array{} : take(tensor, name, kinds, shape, layout);
+}
+
+int64_t Arguments::size(const char* letter) const {
+  for (int i = 0; i < count_; ++i)
+    if (bound_[i].letter == letter) return bound_[i].value;
+  refuse(std::string("no size ") + letter);
+}
+
+void Arguments::bind(const char* letter, int64_t value, const char* name) {
+  for (int i = 0; i < count_; ++i) {
+    if (bound_[i].letter != letter) continue;
+    if (bound_[i].value == value) return;
+    refuse(std::string(name) + " has " + letter + " = " + std::to_string(value) + " where " + bound_[i].from + " has " +
+           std::to_string(bound_[i].value) + "; they must agree");
+  }
+  if (count_ == 24) refuse("too many sizes");
+  bound_[count_++] = {letter, value, name};
+}
+
+void Arguments::require(bool met, const std::string& what) const {
+  if (!met) refuse(what);
+}
+
+void Arguments::refuse(const std::string& what) const {
+  throw nb::value_error((std::string(call_) + ": " + what).c_str());
+}
+
+}  // namespace interlace

@@ -1,0 +1,10 @@
+// What each file of this folder adds to the module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace interlace {
+
+void bind_norm(nanobind::module_& m);
+
+}  // namespace interlace
