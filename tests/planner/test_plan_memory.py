@@ -167,6 +167,7 @@ def test_experts_on_disk_take_their_cache_and_no_more():
     packed = routed // 2 + routed // 32
     # 16 of 896 experts are what one token visits
     p = plan("kimi-k3", context="1M", experts="disk")
+    assert p.not_run_here == ()  # this engine reads experts from disk itself
     assert whole.nbytes("weights") - p.nbytes("weights") == packed - packed * 16 // 896
     assert p.to_dict()["disk"] == {"bytes": packed, "read_per_token_at_most": packed * 16 // 896}
     small = plan("kimi-k3", context="1M", experts="disk", expert_cache="8GB")

@@ -213,8 +213,6 @@ class Plan:
             found.append("more than one device")
         if ask.state_copies > 1:
             found.append("more than one state per sequence")
-        if ask.experts == "disk":
-            found.append("experts on disk")
         return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
