@@ -1,5 +1,6 @@
 """Experts left on disk: the same bits from a bounded cache, under a real limit of memory."""
 
+import io
 import json
 import subprocess
 import sys
@@ -186,3 +187,22 @@ def any_bytes(self, weight):
     generator = torch.Generator().manual_seed(weight.shape[0])
     self.weight_packed.random_(0, 256, generator=generator)
     self.weight_scale.random_(120, 123, generator=generator)
+
+
+def test_chat_says_the_same_with_experts_on_disk(capsys, monkeypatch, folder):
+    from interlace.checkpoints import reader
+
+    said, asked, load = [], [], reader.load
+
+    def noted(*args, **options):
+        asked.append(options.get("experts"))
+        return load(*args, **options)
+
+    monkeypatch.setattr(interlace, "load", noted, raising=False)
+    for how in ("packed", "disk"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n")))
+        options = ["--format", "plain", "--max-tokens", "9", "--experts", how]
+        assert main(["chat", str(folder), *options]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != ""
+    assert asked == ["packed", "disk"]

@@ -279,6 +279,7 @@ MISTAKES = {
     "long question": ("long " * 2000 + "\n", [], "must fit in the model's 2,000 tokens"),
     "negative temperature": ("a\n", ["--temperature", "-1"], "temperature must be"),
     "zero threads": ("a\n", ["--threads", "0"], "--threads must be at least 1"),
+    "experts of a dense model": ("a\n", ["--experts", "disk"], "a checkpoint with packed experts"),
     "no log-probabilities": ("a\n", ["--logprobs", "2"], "unrecognized arguments"),
 }
 STATE = {"kind": "interlace-chat", "version": 1, "format": "kimi-k3", "messages": [], "ids": []}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlace.cli import INTERRUPTED
 from interlace.cli.generate import DTYPES, MODEL_HELP
+from interlace.cli.models import add_experts
 from interlace.cli.sampling import add_sampling, sampling_of
 from interlace.errors import InputError, InterlaceError
 
@@ -63,6 +64,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     add_sampling(parser, max_tokens=1024, logprobs=False)
     parser.add_argument("--dtype", choices=DTYPES, help="of the weights; as stored by default")
+    add_experts(parser)
     parser.add_argument("--threads", metavar="N", type=int, help="CPU threads of the products")
     parser.add_argument(
         "--prefill-chunk", metavar="N", type=int, help="prompt tokens per call (512, or what fits)"
@@ -72,15 +74,15 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command: every check first, then the weights, then turn by turn."""
-    from interlace.cli.models import find
+    from interlace.cli.models import experts_of, find
     from interlace.cli.talk import Talk
-    from interlace.config import sizes
     from interlace.generation import context, memory, streams
     from interlace.text.chat import Conversation
 
     if args.threads is not None and args.threads < 1:
         raise InputError(f"--threads must be at least 1, got {args.threads}.")
     model = find(args.model)
+    experts = experts_of(args, model)
     options = sampling_of(args)
     options.check_for(model.config)
     streams.check_sizes(prefill_chunk=args.prefill_chunk)
@@ -92,13 +94,13 @@ def run(args: argparse.Namespace) -> int:
     capacity = len(first.ids) + args.max_tokens
     limit = memory.available()
     chunk = args.prefill_chunk or context.choose_chunk(model.config, capacity, dtype, limit)
-    weights = sizes.weight_bytes(model.config, dtype)
+    weights = model.weight_bytes(dtype, experts)
     context.require_context(model.config, capacity, chunk, dtype, limit, weights)
     if args.threads is not None:
         import torch
 
         torch.set_num_threads(args.threads)
-    lm = model.load(dtype, args.seed)
+    lm = model.load(dtype, args.seed, experts)
     talk = Talk(
         lm,
         chat,
