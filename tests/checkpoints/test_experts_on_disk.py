@@ -190,15 +190,13 @@ def any_bytes(self, weight):
 
 
 def test_chat_says_the_same_with_experts_on_disk(capsys, monkeypatch, folder):
-    from interlace.checkpoints import reader
-
-    said, asked, load = [], [], reader.load
+    said, asked, load = [], [], interlace.load
 
     def noted(*args, **options):
         asked.append(options.get("experts"))
         return load(*args, **options)
 
-    monkeypatch.setattr(interlace, "load", noted, raising=False)
+    monkeypatch.setattr(interlace, "load", noted)
     for how in ("packed", "disk"):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n")))
         options = ["--format", "plain", "--max-tokens", "9", "--experts", how]

@@ -165,6 +165,11 @@ def test_experts_on_disk_take_their_cache_and_no_more():
     whole = plan("kimi-k3", context="1M")
     routed = 92 * 896 * 3 * 3072 * 3584
     packed = routed // 2 + routed // 32
+    # of plain weights the engine keeps none on disk
+    unpacked = ("experts on disk that are not packed in MXFP4",)
+    for name, weights in (("kimi-linear-48b", "as-stored"), ("kimi-k3", "bf16")):
+        plain = plan(name, context=1, weights=weights, experts="disk")
+        assert plain.not_run_here == unpacked
     # 16 of 896 experts are what one token visits
     p = plan("kimi-k3", context="1M", experts="disk")
     assert p.not_run_here == ()  # this engine reads experts from disk itself

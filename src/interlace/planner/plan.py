@@ -213,6 +213,12 @@ class Plan:
             found.append("more than one device")
         if ask.state_copies > 1:
             found.append("more than one state per sequence")
+        if ask.experts == "disk" and any(
+            memory.weight_format(weight, self.description, ask).name != "mxfp4"
+            for weight, _ in self.description.weights()
+            if weight.group == memory.ROUTED
+        ):
+            found.append("experts on disk that are not packed in MXFP4")
         return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
