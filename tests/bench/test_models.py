@@ -123,6 +123,17 @@ def test_bad_plans_are_refused_before_anything_is_built(monkeypatch):
         measure(Plan(models=[TINY], depths=(100_000,)))
 
 
+def test_a_step_of_transformers_is_sized_by_the_tokens_it_attends_to(monkeypatch, tmp_path):
+    theirs = pytest.importorskip("interlace.bench.peers.transformers")
+    interlace.save(interlace.build(TINY), tmp_path)
+    sized = []
+    monkeypatch.setattr(theirs, "step_bytes", lambda _, tokens, form: sized.append(tokens) or 0)
+    peer = theirs.Loaded(tmp_path)
+    peer.fill(37, 1)
+    peer.steps()
+    assert sized == [37, 37]
+
+
 def test_forms_that_do_not_fit_are_left_out(monkeypatch):
     theirs = pytest.importorskip("interlace.bench.peers.transformers")
     config = preset("kl2")

@@ -122,7 +122,15 @@ class Loaded:
             self.use(form)
             self.step(5)
 
-        tokens = self.cache.get_seq_length()
+        # asked of the layers that were filled: a KDA layer counts only what it has itself read
+        tokens = max(
+            (
+                layer.get_seq_length()
+                for layer_idx, layer in enumerate(self.cache.layers)
+                if self.config.is_global(layer_idx)
+            ),
+            default=0,
+        )
         limit = memory.available()
         self.skipped = {
             form: f"a step takes {describe_bytes(size)}, {describe_bytes(limit.bytes)} are left"
