@@ -122,15 +122,9 @@ class Loaded:
             self.use(form)
             self.step(5)
 
-        # asked of the layers that were filled: a KDA layer counts only what it has itself read
-        tokens = max(
-            (
-                layer.get_seq_length()
-                for layer_idx, layer in enumerate(self.cache.layers)
-                if self.config.is_global(layer_idx)
-            ),
-            default=0,
-        )
+        # of the layers that were filled: a KDA layer counts only what it has itself read
+        latents = [layer - 1 for layer in self.config.full_attn_layers]
+        tokens = max(map(self.cache.get_seq_length, latents), default=0)
         limit = memory.available()
         self.skipped = {
             form: f"a step takes {describe_bytes(size)}, {describe_bytes(limit.bytes)} are left"
