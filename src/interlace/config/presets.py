@@ -228,6 +228,24 @@ def _default() -> HybridConfig:
     )
 
 
+def _default_k3() -> HybridConfig:
+    # the same mixers, width and size as `default`; all else as in K3: three blocks of three layers
+    return _default().replace(
+        q_lora_rank=64,
+        hidden_act="situ",
+        activation_situ_beta=4.0,
+        activation_situ_linear_beta=25.0,
+        num_experts=8,
+        num_experts_per_token=2,
+        moe_intermediate_size=64,
+        num_shared_experts=2,
+        first_k_dense_replace=1,
+        routed_expert_hidden_size=96,
+        latent_moe_use_norm=True,
+        attn_res_block_size=3,
+    )
+
+
 def _mid() -> HybridConfig:
     return HybridConfig(
         **_PUBLISHED_HEADS,
@@ -282,6 +300,7 @@ PRESETS: dict[str, Callable[[], HybridConfig]] = {
     "kimi-linear-tiny": _kimi_linear_tiny,
     "kimi-linear-tiny-mla": _all_mla(_kimi_linear_tiny),
     "default": _default,
+    "default-k3": _default_k3,
     "mid": _mid,
     "mid-mla": _all_mla(_mid),
     "kl2": _kl2,

@@ -31,8 +31,10 @@ def has_decay(name: str, parameter: Tensor) -> bool:
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether Muon takes a parameter: matrices in the layers, not embedding, head or taps."""
-    return parameter.ndim == 2 and ".layers." in f".{name}" and "conv1d" not in name
+    """Whether Muon takes a parameter: a matrix of a layer; no embedding, head, taps or vector."""
+    # a matrix of one row is a vector, such as the query of a residual mix
+    is_matrix = parameter.ndim == 2 and min(parameter.shape) > 1
+    return is_matrix and ".layers." in f".{name}" and "conv1d" not in name
 
 
 @torch.no_grad()

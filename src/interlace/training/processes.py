@@ -30,6 +30,9 @@ class SingleProcess:
     def average(self, flat: Tensor) -> None:
         """Leave `flat` as it is."""
 
+    def add(self, counts: Tensor) -> None:
+        """Leave `counts` as they are."""
+
     def sum(self, value: float) -> float:
         """The value itself."""
         return value
@@ -59,6 +62,10 @@ class Peers:
         """Replace `flat` by its mean over the processes, in place; the same bits in each."""
         distributed.all_reduce(flat)
         flat.div_(self.world)
+
+    def add(self, counts: Tensor) -> None:
+        """Replace integers by their sum over the processes, in place."""
+        distributed.all_reduce(counts)
 
     def sum(self, value: float) -> float:
         """The sum of one number over the processes."""

@@ -20,6 +20,7 @@ from interlace.config.sizes import packs_experts
 from interlace.errors import CheckpointError, InputError, NonFiniteError
 from interlace.models import HybridLM, build
 from interlace.shapes import Tensor
+from interlace.training.balance import Balancer
 from interlace.training.data import Batch
 from interlace.training.initial import apply_init, take_start
 from interlace.training.optim import make_optimizers
@@ -96,6 +97,7 @@ class Trainer:
         for master, _ in self._pairs:
             master.grad = self._flat[offset : offset + master.numel()].view_as(master)
             offset += master.numel()
+        self.balancer = Balancer(self.lm)
         self.optimizers = make_optimizers(self.masters, recipe.optimizer, recipe.run.precision)
         self.averaged: dict[str, Tensor] | None = None
         if recipe.run.ema is not None:
@@ -155,6 +157,7 @@ class Trainer:
             optimizer.step()
         self._average_weights()
         self.publish()
+        self.balancer.update(self.peers)
         return StepResult(mean_loss, norm, mean_cpu * self.peers.world, stops > 0)
 
     def _collect(self, loss: Tensor, cpu: float, stop: bool) -> None:
@@ -200,8 +203,8 @@ class Trainer:
         return "the loss"
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """Optimiser states and averaged weights as "<optimiser>.<parameter>.<state>"."""
-        out: dict[str, Tensor] = {}
+        """Optimiser states, averaged weights, routers' biases: "<kind>.<name>.<state>"."""
+        out = self.balancer.tensors()
         for optimizer in self.optimizers:
             kind = type(optimizer).__name__.lower()
             for group in optimizer.param_groups:
@@ -232,6 +235,7 @@ class Trainer:
                     "the recipe's model is another one."
                 )
             master.copy_(weights[name])
+        biases = self.balancer.tensors()
         wanted = {}
         for optimizer in self.optimizers:
             kind = type(optimizer).__name__.lower()
@@ -245,6 +249,8 @@ class Trainer:
             if owner.startswith("averaged."):
                 if self.averaged is not None:
                     self.averaged[owner.removeprefix("averaged.")].copy_(value)
+            elif key in biases:
+                biases.pop(key).copy_(value)
             elif owner in wanted:
                 wanted[owner][state] = value
             else:
@@ -254,6 +260,8 @@ class Trainer:
         if updates and not all(wanted.values()):
             bare = next(key for key, state in wanted.items() if not state)
             raise CheckpointError(f"the checkpoint lacks the optimiser state of {bare}.")
+        if biases:
+            raise CheckpointError(f"the checkpoint lacks {next(iter(biases))}.")
         self.updates = updates
         self.publish()
 
