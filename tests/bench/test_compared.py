@@ -71,7 +71,9 @@ def test_three_epsilons_are_theirs_and_never_saved(tmp_path):
     assert kda.l2_norm_eps == mla.kv_a_layernorm.eps == mla.q_a_layernorm.eps == 1e-5
     interlace.save(lm, tmp_path / "model")
     with torch.inference_mode():
-        assert torch.equal(interlace.load(tmp_path / "model")(ids), before)
+        loaded = interlace.load(tmp_path / "model")(ids)
+    # mapped weights lie at other addresses, where a product may round otherwise in the last place
+    assert (loaded - before).abs().max() < (after - before).abs().max() / 10
 
 
 def test_experts_are_packed_and_only_their_codes_exchanged(tmp_path):
