@@ -5,6 +5,7 @@
 
 namespace interlace {
 
+void bind_attention(nanobind::module_& m);
 void bind_norm(nanobind::module_& m);
 
 }  // namespace interlace

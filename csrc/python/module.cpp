@@ -33,6 +33,7 @@ NB_MODULE(_native, m) {
   m.def("levels", levels, "Instruction sets that this build holds and this machine runs, in rising order.");
   m.def("level", [] { return std::string(kLevelNames[int(level())]); }, "The instruction set in use.");
   m.def("use_level", use_level, nb::arg("name"), "Use another instruction set, for tests. Not while a kernel runs.");
+  bind_attention(m);
   bind_norm(m);
 }
 

@@ -1,6 +1,7 @@
 """`--explain`: which way of computing each operator of a model takes, and why the others do not.
 
-The answers come from the records that choose when the model runs; no tensor is made.
+The answers come from the records that choose when the model runs, here for a model in bf16 on the
+CPU; no tensor is made.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from interlace.config import HybridConfig
 from interlace.ops.attention import LATENT_BACKENDS, LatentCall
 from interlace.ops.delta_rule import KDA_BACKENDS, KDACall
 from interlace.ops.dispatch import Backend, explain
+from interlace.ops.native import absence
 
 __all__ = ["CALLS", "Row", "explain_model", "table"]
 
@@ -52,7 +54,8 @@ def explain_model(config: HybridConfig, extra: Sequence[int] = ()) -> list[Row]:
     rows: list[Row] = []
     if config.num_global_layers:
         for call, tokens in calls.items():
-            rows += _rows("attention, cached", call, LATENT_BACKENDS, LatentCall(tokens))
+            asked = LatentCall(tokens, native=absence())
+            rows += _rows("attention, cached", call, LATENT_BACKENDS, asked)
         rows.append(_only("attention, no cache", "attention.expanded", "it has a backward"))
     if config.num_kda_layers:
         for call, tokens in calls.items():

@@ -1,8 +1,13 @@
-"""Which way of attending to latents takes a call: absorbed for few queries, else rebuilt."""
+"""Which way of attending to latents takes a call: absorbed for few queries, else rebuilt.
 
+The native form takes few queries where everything is bf16 on a CPU and nothing asks for a gradient.
+"""
+
+from collections.abc import Callable
 from typing import NamedTuple
 
 from interlace.ops.attention.absorbed import attention_absorbed
+from interlace.ops.attention.native_form import attention_native, refusal
 from interlace.ops.attention.rebuilt import attention_rebuilt
 from interlace.ops.dispatch import Backend, choose
 from interlace.shapes import Float, Int, Tensor
@@ -11,6 +16,7 @@ __all__ = ["LATENT_BACKENDS", "LatentCall", "latent_attention"]
 
 # Queries of one call from which rebuilding is the faster way (README: measured).
 CROSSOVER = 48
+NATIVE_CROSSOVER = 96
 
 
 class LatentCall(NamedTuple):
@@ -18,23 +24,38 @@ class LatentCall(NamedTuple):
 
     tokens: int
     """Queries of the call, T."""
+    native: str | None = "the tensors are not known"
+    """Why the native core cannot take the tensors, or None."""
 
 
-def _passes_absorbed(call: LatentCall) -> str | None:
-    if call.tokens >= CROSSOVER:
-        return f"from {CROSSOVER} queries on, rebuilding is faster; here are {call.tokens}"
-    return None
+def _below(crossover: int) -> Callable[[LatentCall], str | None]:
+    def passes(call: LatentCall) -> str | None:
+        if call.tokens < crossover:
+            return None
+        return f"from {crossover} queries on, rebuilding is faster; here are {call.tokens}"
+
+    return passes
 
 
 def _willing(_: LatentCall) -> str | None:
     return None
 
 
+def _refuses_native(call: LatentCall) -> str | None:
+    return call.native
+
+
 LATENT_BACKENDS = (
+    Backend(
+        name="attention.native",
+        refuses=_refuses_native,
+        passes=_below(NATIVE_CROSSOVER),
+        run=attention_native,
+    ),
     Backend(
         name="attention.absorbed",
         refuses=_willing,
-        passes=_passes_absorbed,
+        passes=_below(CROSSOVER),
         run=attention_absorbed,
     ),
     Backend(name="attention.rebuilt", refuses=_willing, run=attention_rebuilt),
@@ -60,7 +81,8 @@ def latent_attention(
     Raises:
         BackendUnavailable: no way has this name.
     """
-    way = choose(LATENT_BACKENDS, LatentCall(q.shape[1]), backend)
+    call = LatentCall(q.shape[1], refusal(q, latent, w_uk, w_uv))
+    way = choose(LATENT_BACKENDS, call, backend)
     out = way.run(q, latent, w_uk, w_uv, lengths=lengths, scale=scale)
     assert isinstance(out, Tensor)
     return out
