@@ -78,11 +78,22 @@ static inline vf min(vf a, vf b) { return a < b ? a : b; }
 
 // Halves are folded, so the order of summation is fixed by the width alone.
 static inline float sum(vf v) {
+#if INTERLACE_WIDTH == 16
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_maskz_extractf32x8_ps(0xff, (__m512)v, 1));
+#elif INTERLACE_WIDTH == 8
+  const __m256 half = (__m256)v;
+#endif
+#if INTERLACE_WIDTH > 4
+  __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  quarter = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
+#else
   float lane[W];
   store(lane, v);
   for (int half = W / 2; half; half /= 2)
     for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
   return lane[0];
+#endif
 }
 static inline float max(vf v) {
   float lane[W];

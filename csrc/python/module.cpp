@@ -34,6 +34,9 @@ NB_MODULE(_native, m) {
   m.def("level", [] { return std::string(kLevelNames[int(level())]); }, "The instruction set in use.");
   m.def("use_level", use_level, nb::arg("name"), "Use another instruction set, for tests. Not while a kernel runs.");
   bind_attention(m);
+  bind_limits(m);
+  bind_kda_around(m);
+  bind_linear(m);
   bind_norm(m);
 }
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from closeness import assert_close, assert_no_worse
 from interlace.errors import ShapeError
 from interlace.ops import mxfp4
-from interlace.ops.mxfp4 import codes, linear
+from interlace.ops.linear import packed as packed_form
+from interlace.ops.mxfp4 import codes
 
 
 def packed_weight(out=5, groups=3, low=110, high=140):
@@ -91,7 +92,7 @@ def test_scale_rule(largest, byte):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [(), (1,), (3, 2)])
 def test_product_equals_that_of_the_expanded_weight(monkeypatch, dtype, rows):
-    monkeypatch.setattr(linear, "BLOCK", 2 * 96)  # two rows at a time, and one left over
+    monkeypatch.setattr(packed_form, "BLOCK", 2 * 96)  # two rows at a time, and one left over
     packed, scale = packed_weight(low=120, high=128)
     x = torch.randn(*rows, 96, dtype=dtype, requires_grad=True)
     weight = mxfp4.unpack_reference(packed, scale)

@@ -17,6 +17,7 @@ from torch import nn
 
 from interlace.caches import DeltaState
 from interlace.config import L2_NORM_EPS, HybridConfig
+from interlace.layers.linear import Linear
 from interlace.layers.packing import refuse_packed_cache
 from interlace.layers.precision import KeepFloat32, at_least_float32
 from interlace.ops.conv import short_conv
@@ -64,26 +65,26 @@ class KimiDeltaAttention(KeepFloat32, nn.Module):
         self.eps = config.rms_norm_eps
         # an attribute for comparisons with systems that have another; no checkpoint keeps it
         self.l2_norm_eps = L2_NORM_EPS
-        self.q_proj = nn.Linear(hidden, channels, bias=False)
-        self.k_proj = nn.Linear(hidden, channels, bias=False)
-        self.v_proj = nn.Linear(hidden, channels, bias=False)
+        self.q_proj = Linear(hidden, channels)
+        self.k_proj = Linear(hidden, channels)
+        self.v_proj = Linear(hidden, channels)
         # float32 on disk in K3's layout, in the dtype of the matrices in Kimi Linear's
         keep = config.published_class == "kimi_k3"
         self.q_conv1d = ShortConvolution(channels, config.short_conv_kernel_size, keep)
         self.k_conv1d = ShortConvolution(channels, config.short_conv_kernel_size, keep)
         self.v_conv1d = ShortConvolution(channels, config.short_conv_kernel_size, keep)
-        self.f_a_proj = nn.Linear(hidden, width, bias=False)
-        self.f_b_proj = nn.Linear(width, channels, bias=False)
-        self.b_proj = nn.Linear(hidden, heads, bias=False)
+        self.f_a_proj = Linear(hidden, width)
+        self.f_b_proj = Linear(width, channels)
+        self.b_proj = Linear(hidden, heads)
         self.A_log = nn.Parameter(torch.empty(heads))
         self.dt_bias = nn.Parameter(torch.empty(channels))
         if self.full_rank_gate:
-            self.g_proj = nn.Linear(hidden, channels, bias=False)
+            self.g_proj = Linear(hidden, channels)
         else:
-            self.g_a_proj = nn.Linear(hidden, width, bias=False)
-            self.g_b_proj = nn.Linear(width, channels, bias=False)
+            self.g_a_proj = Linear(hidden, width)
+            self.g_b_proj = Linear(width, channels)
         self.o_norm = HeadNorm(width, keep)
-        self.o_proj = nn.Linear(channels, hidden, bias=False)
+        self.o_proj = Linear(channels, hidden)
         # like nn.Linear: a layer made alone can be used at once; on meta there is nothing to fill
         if not self.A_log.is_meta:
             self.reset_parameters()

@@ -17,6 +17,7 @@ from torch import nn
 
 from interlace.caches import LatentCache
 from interlace.config import LORA_NORM_EPS, HybridConfig
+from interlace.layers.linear import Linear
 from interlace.layers.norm import RMSNorm
 from interlace.layers.packing import refuse_packed_cache
 from interlace.ops.attention import attention_expanded, latent_attention
@@ -43,20 +44,18 @@ class GatedMLA(nn.Module):
         query_dim = self.nope_dim + self.shared_dim
         self.q_lora_rank = config.q_lora_rank
         if config.q_lora_rank is None:
-            self.q_proj = nn.Linear(hidden, heads * query_dim, bias=False)
+            self.q_proj = Linear(hidden, heads * query_dim)
         else:
-            self.q_a_proj = nn.Linear(hidden, config.q_lora_rank, bias=False)
+            self.q_a_proj = Linear(hidden, config.q_lora_rank)
             self.q_a_layernorm = RMSNorm(config.q_lora_rank, LORA_NORM_EPS)
-            self.q_b_proj = nn.Linear(config.q_lora_rank, heads * query_dim, bias=False)
-        self.kv_a_proj_with_mqa = nn.Linear(hidden, self.latent_rank + self.shared_dim, bias=False)
+            self.q_b_proj = Linear(config.q_lora_rank, heads * query_dim)
+        self.kv_a_proj_with_mqa = Linear(hidden, self.latent_rank + self.shared_dim)
         self.kv_a_layernorm = RMSNorm(self.latent_rank, LORA_NORM_EPS)
-        self.kv_b_proj = nn.Linear(
-            self.latent_rank, heads * (self.nope_dim + self.v_dim), bias=False
-        )
+        self.kv_b_proj = Linear(self.latent_rank, heads * (self.nope_dim + self.v_dim))
         self.use_output_gate = config.mla_use_output_gate
         if self.use_output_gate:
-            self.g_proj = nn.Linear(hidden, heads * self.v_dim, bias=False)
-        self.o_proj = nn.Linear(heads * self.v_dim, hidden, bias=False)
+            self.g_proj = Linear(hidden, heads * self.v_dim)
+        self.o_proj = Linear(heads * self.v_dim, hidden)
 
     def forward(
         self,

@@ -6,6 +6,7 @@ from functools import partial
 from torch import nn
 
 from interlace.config import HybridConfig
+from interlace.layers.linear import Linear, gated
 from interlace.ops.mlp import situ_glu, swiglu
 from interlace.shapes import Float, Tensor
 
@@ -33,12 +34,12 @@ class MLP(nn.Module):
 
     def __init__(self, hidden_size: int, intermediate_size: int, glu: Glu = swiglu) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self.gate_proj = Linear(hidden_size, intermediate_size)
+        self.up_proj = Linear(hidden_size, intermediate_size)
+        self.down_proj = Linear(intermediate_size, hidden_size)
         self.glu = glu
 
     def forward(self, x: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
         """Apply the network to every row."""
-        out: Tensor = self.down_proj(self.glu(self.gate_proj(x), self.up_proj(x)))
+        out: Tensor = self.down_proj(gated(x, self.gate_proj, self.up_proj, self.glu))
         return out

@@ -17,6 +17,7 @@ from torch import nn
 from interlace.config import HybridConfig
 from interlace.config.sizes import expert_width, packs_experts
 from interlace.layers.expert_cache import ExpertCache
+from interlace.layers.linear import Linear, gated
 from interlace.layers.mlp import MLP, Glu, activation
 from interlace.layers.norm import RMSNorm
 from interlace.layers.packed import PackedLinear
@@ -54,14 +55,14 @@ class Router(KeepFloat32, nn.Module):
         return scores
 
 
-class ExpertLinear(nn.Linear):
+class ExpertLinear(Linear):
     """One matrix of an expert; without memory it draws nothing, which a quarter million would pay.
 
     On the meta device torch goes through the motions of drawing: 12 of 19 seconds for K3.
     """
 
     def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__(in_features, out_features, bias=False)
+        super().__init__(in_features, out_features)
 
     def reset_parameters(self) -> None:
         """Start as `nn.Linear` does where there is memory."""
@@ -91,7 +92,7 @@ class Expert(nn.Module):
 
     def forward(self, x: Float[Tensor, "T D"]) -> Float[Tensor, "T D"]:
         """Apply the expert to the rows that chose it."""
-        out: Tensor = self.w2(self.glu(self.w1(x), self.w3(x)))
+        out: Tensor = self.w2(gated(x, self.w1, self.w3, self.glu))
         return out
 
 
@@ -126,10 +127,10 @@ class MoE(nn.Module):
         )
         self.is_latent = config.routed_expert_hidden_size is not None
         if self.is_latent:
-            self.routed_expert_down_proj = nn.Linear(hidden, inner, bias=False)
+            self.routed_expert_down_proj = Linear(hidden, inner)
             if config.latent_moe_use_norm:
                 self.routed_expert_norm = RMSNorm(inner, config.rms_norm_eps)
-            self.routed_expert_up_proj = nn.Linear(inner, hidden, bias=False)
+            self.routed_expert_up_proj = Linear(inner, hidden)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Route every token of `x` by itself."""

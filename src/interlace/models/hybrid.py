@@ -18,6 +18,7 @@ from interlace.config import HybridConfig
 from interlace.errors import CacheError, InputError, ShapeError
 from interlace.layers import AttentionResidualBlock, Block, RMSNorm
 from interlace.layers.expert_cache import ExpertCache
+from interlace.layers.linear import Linear
 from interlace.layers.packed import check_quantization
 from interlace.layers.precision import at_least_float32
 from interlace.layers.residual import BlockStreams, FullStreams, ResidualProjection, queries
@@ -93,7 +94,7 @@ class HybridLM(nn.Module):
         check_quantization(config)
         self.config = config
         self.model = Stack(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
         self.tokenizer: Any = None

@@ -17,7 +17,7 @@ from interlace.errors import ShapeError
 from interlace.ops.delta_rule.packing import read_offsets
 from interlace.shapes import Float, Int, Tensor
 
-__all__ = ["short_conv"]
+__all__ = ["check_conv", "short_conv"]
 
 # Tokens whose products stay in a core's cache at common widths.
 BLOCK = 256
@@ -54,7 +54,7 @@ def short_conv(
 
     Source: spec section 5, step 2.
     """
-    _check(x, weight, state, lengths, cu_seqlens)
+    check_conv(x, weight, state, lengths, cu_seqlens)
     batch, tokens, channels = x.shape
     before = weight.shape[1] - 1
     if cu_seqlens is not None:
@@ -156,13 +156,18 @@ def _packed(
     return y.index_select(0, target - before).view_as(x), windows
 
 
-def _check(
+def check_conv(
     x: Tensor,
     weight: Tensor,
     state: Tensor | None,
     lengths: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> None:
+    """Refuse what does not fit together.
+
+    Raises:
+        ShapeError: what must hold, and what came.
+    """
     if x.ndim != 3 or weight.ndim != 2 or weight.shape[0] != x.shape[2]:
         raise ShapeError(
             f"x must be [B, T, D] and weight [D, W]; got {list(x.shape)} and {list(weight.shape)}; "

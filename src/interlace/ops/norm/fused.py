@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from interlace.errors import ShapeError
 from interlace.shapes import Float, Tensor
 
-__all__ = ["gated_rms_norm", "l2norm", "rms_norm"]
+__all__ = ["check_weight", "gated_rms_norm", "l2norm", "rms_norm"]
 
 
 def rms_norm(
@@ -31,7 +31,7 @@ def rms_norm(
 
     Source: spec section 3.
     """
-    _check_weight(x, weight)
+    check_weight(x, weight)
     return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
 
 
@@ -54,7 +54,7 @@ def gated_rms_norm(
 
     Source: spec section 5, step 9.
     """
-    _check_weight(x, weight)
+    check_weight(x, weight)
     return _GatedRMSNorm.apply(x, gate, weight, eps)  # type: ignore[no-untyped-call]
 
 
@@ -70,7 +70,12 @@ def l2norm(x: Float[Tensor, "*rows D"], eps: float = 1e-6) -> Float[Tensor, "*ro
     return _L2Norm.apply(x, eps)  # type: ignore[no-untyped-call]
 
 
-def _check_weight(x: Tensor, weight: Tensor) -> None:
+def check_weight(x: Tensor, weight: Tensor) -> None:
+    """Refuse a weight that is not one number per column of `x`.
+
+    Raises:
+        ShapeError: both shapes.
+    """
     if weight.ndim != 1 or weight.shape[0] != x.shape[-1]:
         raise ShapeError(
             f"weight must be [{x.shape[-1]}], the last axis of x {list(x.shape)}; got "
