@@ -9,6 +9,7 @@ void bind_attention(nanobind::module_& m);
 void bind_limits(nanobind::module_& m);
 void bind_kda_around(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
+void bind_delta_rule(nanobind::module_& m);
 void bind_norm(nanobind::module_& m);
 
 }  // namespace interlace

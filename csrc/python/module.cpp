@@ -37,6 +37,7 @@ NB_MODULE(_native, m) {
   bind_limits(m);
   bind_kda_around(m);
   bind_linear(m);
+  bind_delta_rule(m);
   bind_norm(m);
 }
 

@@ -10,7 +10,7 @@ from interlace.check import check_model, draw_rows
 from interlace.layers import GatedMLA, KimiDeltaAttention
 from interlace.ops.delta_rule import kda_reference
 from interlace.ops.delta_rule.choose import FEW_TOKENS
-from interlace.ops.norm import rms_norm_reference
+from interlace.ops.norm import l2norm_reference, rms_norm_reference
 from tiny_models import model
 
 kda, mla, moe = (import_module(f"interlace.layers.{name}") for name in ("kda", "mla", "moe"))
@@ -43,12 +43,16 @@ def no_shared_key(args, kwargs):
     return args
 
 
-def mean_for_sum(x, eps):
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+def mean_for_sum(args, kwargs):
+    eps = kwargs.pop("unit_eps")
+    for i in range(2):
+        args[i] = args[i] * torch.rsqrt(args[i].square().mean(-1, keepdim=True) + eps)
+    return args
 
 
-def decay_after_delta(q, k, v, g, beta, *, state=None, **options):
+def decay_after_delta(q, k, v, g, beta, *, unit_eps, state=None, **options):
     """The recurrence, but each step decays what it has just written."""
+    q, k = l2norm_reference(q, unit_eps), l2norm_reference(k, unit_eps)
     outs = []
     S = torch.zeros(q.shape[0], q.shape[2], q.shape[3], v.shape[3]) if state is None else state
     for t in range(q.shape[1]):
@@ -114,7 +118,11 @@ FAULTS = {
         "absorbed",
         (mla, "latent_attention", wrapped(mla, "latent_attention", scale_of_nope)),
     ),
-    "mean for sum in the L2 norm": ("KDA", "chunked", (kda, "l2norm", mean_for_sum)),
+    "mean for sum in the L2 norm": (
+        "KDA",
+        "chunked",
+        (kda, "kda", wrapped(kda, "kda", mean_for_sum)),
+    ),
     "decay after delta": ("KDA", "chunked", (kda, "kda", decay_after_delta)),
     "convolution taps reversed": ("KDA", "chunked", (KimiDeltaAttention, "_taps", reversed_taps)),
     "MLA gate dropped": ("Gated MLA", "expanded", (GatedMLA, "use_output_gate", no_gate)),
@@ -170,7 +178,7 @@ def test_fault_is_red_and_the_layer_is_named(lm, monkeypatch, fault):
 
 
 def test_every_layer_of_a_kind_is_red_and_the_logits_are_too(lm, monkeypatch):
-    monkeypatch.setattr(kda, "l2norm", mean_for_sum)
+    monkeypatch.setattr(kda, "kda", wrapped(kda, "kda", mean_for_sum))
     monkeypatch.setattr(moe, "choose", wrapped(moe, "choose", weigh_by_the_bias))
     report = check_model(lm, ROWS, saved=False)
     red = {(f.layer, f.kind) for f in report.findings if not f.ok}

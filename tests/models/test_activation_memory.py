@@ -32,9 +32,14 @@ CONFIGS = {
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("native", [False, True], ids=["torch", "native"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_step_and_a_chunk_hold_what_the_formula_says(name, dtype):
+def test_a_step_and_a_chunk_hold_what_the_formula_says(name, dtype, native, monkeypatch):
+    """The formula is that of torch's forms; a native delta rule needs less."""
+    if not native:
+        choose = "interlace.ops.delta_rule.choose.refusal"
+        monkeypatch.setattr(choose, lambda *_: "this test is about torch's forms")
     config, before = CONFIGS[name], 40
     lm = interlace.build(config, dtype=dtype)
     for batch, tokens in ((1, 1), (4, 1), (1, 96), (2, 33)):
@@ -44,7 +49,8 @@ def test_a_step_and_a_chunk_hold_what_the_formula_says(name, dtype):
         peak = peak_bytes(lambda i=ids, c=cache: lm(i, cache=c, last_only=True))
         bound = activation_bytes(config, batch, tokens, before + tokens, dtype)
         assert peak <= bound, f"{batch} rows of {tokens}: {peak} of {bound}"
-        assert tokens == 1 or bound < 3 * peak, f"{batch} rows of {tokens}: {peak} of {bound}"
+        close = native or tokens == 1 or bound < 3 * peak
+        assert close, f"{batch} rows of {tokens}: {peak} of {bound}"
 
 
 def test_the_watch_counts_what_lives_at_once():

@@ -12,6 +12,7 @@ from interlace.caches import DeltaState
 from interlace.config import HybridConfig
 from interlace.models import HybridLM, init_weights
 from interlace.ops.delta_rule import kda_reference
+from interlace.ops.norm import l2norm
 
 TWO = {"num_hidden_layers": 2, "kda_layers": (1,), "full_attn_layers": (2,)}
 
@@ -297,7 +298,8 @@ def test_b26_no_step_of_a_bfloat16_model_rounds_the_state(monkeypatch):
     module, seen = sys.modules["interlace.layers.kda"], []
     run = module.kda
 
-    def record(*given, **options):
+    def record(q, k, *given, unit_eps, **options):
+        given = (l2norm(q, unit_eps), l2norm(k, unit_eps), *given)
         seen.append(given)
         return run(*given, **options)
 

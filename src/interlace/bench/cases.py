@@ -226,7 +226,7 @@ def _kda_step(config: HybridConfig, cold: Cold) -> Case:
     return Case(
         f"H={heads}, state in DRAM",
         delta_step_work(heads, key, key),
-        lambda: kda(*call, state=state()),
+        lambda: kda(*call, state=state(), overwrite=True),
         lambda: _delta_error(call, state()),
     )
 

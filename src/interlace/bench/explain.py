@@ -59,8 +59,8 @@ def explain_model(config: HybridConfig, extra: Sequence[int] = ()) -> list[Row]:
         rows.append(_only("attention, no cache", "attention.expanded", "it has a backward"))
     if config.num_kda_layers:
         for call, tokens in calls.items():
-            rows += _rows("delta rule", call, KDA_BACKENDS, KDACall(tokens))
-        learning = KDACall(CALLS["prefill"], learns=True)
+            rows += _rows("delta rule", call, KDA_BACKENDS, KDACall(tokens, native=absence()))
+        learning = KDACall(CALLS["prefill"], learns=True, native=absence())
         rows += _rows("delta rule", "training", KDA_BACKENDS, learning)
         rows.append(_only("convolution", "conv.channels_last"))
     rows.append(_only("norms", "norm.fused"))

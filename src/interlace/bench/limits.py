@@ -44,7 +44,7 @@ from interlace.layers import Block
 from interlace.ops.attention import latent_attention
 from interlace.ops.conv import short_conv
 from interlace.ops.delta_rule import kda, kda_gate
-from interlace.ops.norm import gated_rms_norm, l2norm
+from interlace.ops.norm import gated_rms_norm
 from interlace.planner.hardware import FORMAT, limits_path
 
 __all__ = ["Probe", "measure", "turns", "write"]
@@ -221,7 +221,8 @@ def _delta(probe: Probe, cold: Cold, tokens: int) -> Callable[[], object]:
         window = cold.take(1, WIDTH - 1, channels)
         q, k, v = (short_conv(x, taps, state=window)[0].view(shape) for _ in range(3))
         g = kda_gate(z, a_log, bias)
-        o, after = kda(l2norm(q), l2norm(k), v, g, beta, state=state)
+        # the buffer is there to be written to: it holds no state that anybody needs
+        o, after = kda(q, k, v, g, beta, state=state, unit_eps=1e-6, overwrite=True)
         return gated_rms_norm(o, z, weight, 1e-5), after
 
     return call

@@ -2,8 +2,9 @@
 
 Fixed size, whatever the context. The state is float32 also where the model is bf16: it is read and
 written once per token, and rounding it each time loses what it should remember. (In a float64
-model, which exists to check the others, it is float64.) A layer hands in new tensors; it changes
-none of those it was given. The cache carries values, no gradients.
+model, which exists to check the others, it is float64.) A layer hands in what it computed: new
+tensors, or the state's own memory written over, where no gradient needs what was there; a state to
+be kept is a copy (`clone`). The cache carries values, no gradients.
 """
 
 from collections.abc import Sequence
@@ -99,7 +100,7 @@ class DeltaState:
         conv_k: Float[Tensor, "B window channels"],
         conv_v: Float[Tensor, "B window value_channels"],
     ) -> None:
-        """Take over what a call returned. Mutates the cache, not the tensors read from it before.
+        """Take over what a call returned. Mutates the cache.
 
         Raises:
             CacheError: a shape other than the cache's.

@@ -22,7 +22,7 @@ from interlace.layers.packing import refuse_packed_cache
 from interlace.layers.precision import KeepFloat32, at_least_float32
 from interlace.ops.conv import short_conv
 from interlace.ops.delta_rule import kda, kda_gate
-from interlace.ops.norm import gated_rms_norm, l2norm
+from interlace.ops.norm import gated_rms_norm
 from interlace.shapes import Float, Int, Tensor
 
 __all__ = ["KimiDeltaAttention", "ShortConvolution"]
@@ -122,20 +122,20 @@ class KimiDeltaAttention(KeepFloat32, nn.Module):
         v, window_v = short_conv(
             self.v_proj(x), self._taps(self.v_conv1d), state=windows[2], **rows
         )
-        q = l2norm(self._heads(q), self.l2_norm_eps)  # [B, T, H, K]
-        k = l2norm(self._heads(k), self.l2_norm_eps)
         z = self._heads(self.f_b_proj(self.f_a_proj(x)))
         g = kda_gate(z, self.A_log, self._heads(self.dt_bias), lower_bound=self.lower_bound)
         beta = at_least_float32(self.b_proj(x)).sigmoid()  # [B, T, H]
         o, state = kda(
-            q,
-            k,
+            self._heads(q),  # [B, T, H, K]
+            self._heads(k),
             self._heads(v),
             g,
             beta,
             state=None if cache is None else cache.state,
             min_decay=self.lower_bound,
             return_state=cache is not None,
+            unit_eps=self.l2_norm_eps,
+            overwrite=cache is not None,
             **rows,
         )
         if cache is not None:

@@ -1,12 +1,18 @@
-"""Which form of the delta rule takes a call: the loop for a few tokens, else the chunked form."""
+"""Which form of the delta rule takes a call.
 
+Without a gradient on a CPU the native one; else the loop for a few tokens and chunks for more.
+"""
+
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from interlace.ops.delta_rule.chunked import CHUNK, kda_chunk
+from interlace.ops.delta_rule.native_form import kda_native_step, refusal
 from interlace.ops.delta_rule.recurrent import kda_recurrent
 from interlace.ops.dispatch import Backend, choose
+from interlace.ops.norm import l2norm
 from interlace.shapes import Float, Int, Tensor
 
 __all__ = ["KDA_BACKENDS", "KDACall", "kda"]
@@ -24,6 +30,14 @@ class KDACall(NamedTuple):
     """Whether a gradient will be asked for."""
     packed: bool = False
     """Whether rows hold several sequences."""
+    native: str | None = "the tensors are not known"
+    """Why the native core cannot take the tensors, or None."""
+
+
+def _refuses_native(call: KDACall) -> str | None:
+    if call.learns:
+        return "the native core has no backward, and a gradient is asked for"
+    return call.native
 
 
 def _passes_recurrent(call: KDACall) -> str | None:
@@ -40,6 +54,17 @@ def _willing(_: KDACall) -> str | None:
     return None
 
 
+def _native_step(
+    *tensors: Any,
+    chunk: int = CHUNK,
+    min_decay: float | None = None,
+    return_state: bool = True,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    out, last = kda_native_step(*tensors, **options)
+    return out, (last if return_state else None)
+
+
 def _recurrent(
     *tensors: Any,
     chunk: int = CHUNK,
@@ -51,9 +76,33 @@ def _recurrent(
     return out, (last if return_state else None)
 
 
+def _of_unit_length(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A way that wants q and k of unit length, as one that brings them there when asked."""
+
+    def with_norm(
+        q: Tensor,
+        k: Tensor,
+        *tensors: Any,
+        unit_eps: float | None = None,
+        overwrite: bool = False,
+        **options: Any,
+    ) -> Any:
+        if unit_eps is not None:
+            q, k = l2norm(q, unit_eps), l2norm(k, unit_eps)
+        return run(q, k, *tensors, **options)
+
+    return with_norm
+
+
 KDA_BACKENDS = (
-    Backend(name="kda.recurrent", refuses=_willing, passes=_passes_recurrent, run=_recurrent),
-    Backend(name="kda.chunk", refuses=_willing, run=kda_chunk),
+    Backend(name="kda.native_step", refuses=_refuses_native, run=_native_step),
+    Backend(
+        name="kda.recurrent",
+        refuses=_willing,
+        passes=_passes_recurrent,
+        run=_of_unit_length(_recurrent),
+    ),
+    Backend(name="kda.chunk", refuses=_willing, run=_of_unit_length(kda_chunk)),
 )
 """The ways of `kda`, in order of preference."""
 
@@ -72,19 +121,25 @@ def kda(
     chunk: int = CHUNK,
     min_decay: float | None = None,
     return_state: bool = True,
+    unit_eps: float | None = None,
+    overwrite: bool = False,
     backend: str = "auto",
 ) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "S H K V"] | None]:
     """Gated delta rule by the form that suits the call.
 
-    Arguments and result as for `kda_chunk` (the loop has no use for `chunk` and `min_decay`), and
-    `backend`, the name of one of `KDA_BACKENDS` or "auto".
+    Arguments and result as for `kda_chunk` (only chunks have a use for `chunk` and `min_decay`),
+    and three more. `unit_eps`: q and k are brought to unit length first, with this inside the root
+    of the sum of squares (`l2norm`); None: they are already. `overwrite`: the caller has no further
+    use for `state`, and a way may keep the new state in its memory; the native ones do. `backend`:
+    the name of one of `KDA_BACKENDS`, or "auto".
 
     Raises:
         BackendUnavailable: no way has this name.
     """
     tensors = (q, k, v, g, beta, state)
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    call = KDACall(q.shape[1], learns, cu_seqlens is not None)
+    native = refusal(q, k, v, g, beta, state)
+    call = KDACall(q.shape[1], learns, cu_seqlens is not None, native)
     out: tuple[Tensor, Tensor | None] = choose(KDA_BACKENDS, call, backend).run(
         q,
         k,
@@ -98,5 +153,7 @@ def kda(
         chunk=chunk,
         min_decay=min_decay,
         return_state=return_state,
+        unit_eps=unit_eps,
+        overwrite=overwrite,
     )
     return out
