@@ -129,6 +129,20 @@ def test_b30_absorbed_equals_expanded_for_any_value_width(nope, shared, value):
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("empty", ["batch", "tokens", "heads", "value", "memory"])
+def test_an_axis_may_be_empty(way, empty):
+    batch, tokens, memory = (0 if empty == x else 4 for x in ("batch", "tokens", "memory"))
+    heads, value = (0 if empty == x else 3 for x in ("heads", "value"))
+    inputs = make(batch, tokens, memory, sizes=(heads, 5, 2, value, 11))
+    o, lse = way(*inputs, return_lse=True)
+    assert o.shape == (batch, tokens, heads, value)
+    assert lse.shape == (batch, tokens, heads)
+    if empty == "memory":
+        assert not o.any()
+        assert lse.isneginf().all()
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_b34_rows_of_unequal_length_and_empty_rows(way):
     q, latent, *weights = make(3, 1, 70)
     ends = [0, 5, 70]

@@ -66,7 +66,8 @@ def attention_absorbed(
         wide = q.to(dtype).flatten(0, 1).transpose(0, 1)
         folded = torch.cat([_per_head(wide[..., :nope], w_uk), wide[..., nope:]], -1)
         folded.mul_(width**-0.5 if scale is None else scale)
-        folded = folded.transpose(0, 1).reshape(batch, tokens * heads, -1)  # [B, T*H, R + P]
+        depth = folded.shape[-1]
+        folded = folded.transpose(0, 1).reshape(batch, tokens * heads, depth)  # [B, T*H, R + P]
         ends = row_lengths(lengths, batch, latent.shape[1])
         if len(set(ends)) <= 1:
             summed, lse = _fold(folded, latent, ends[0] if ends else 0, tokens, rank)
@@ -78,7 +79,7 @@ def attention_absorbed(
             summed, lse = (torch.cat(parts) for parts in zip(*rows, strict=True))
         summed = summed.view(batch * tokens, heads, rank).transpose(0, 1)
         o = _per_head(summed, w_uv, transposed=True)  # [H, B*T, V]
-        o = o.transpose(0, 1).reshape(batch, tokens, heads, -1)
+        o = o.transpose(0, 1).reshape(batch, tokens, heads, w_uv.shape[1])
     return (o, lse.view(batch, tokens, heads)) if return_lse else o
 
 

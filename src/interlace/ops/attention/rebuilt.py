@@ -81,7 +81,7 @@ def _fold(
         kv = torch.mm(
             c[..., :rank].reshape(-1, rank), up.flatten(0, 1).mT, out=rebuilt[: batch * count]
         )
-        kv = kv.view(batch, count, heads, -1).transpose(1, 2)  # [B, H, block, N + V]
+        kv = kv.view(batch, count, heads, up.shape[1]).transpose(1, 2)  # [B, H, block, N + V]
         k, v = keys[:, :, :count], values[:, :, :count]
         k[..., :nope] = kv[..., :nope]
         k[..., nope:] = c[:, None, :, rank:]
