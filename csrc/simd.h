@@ -72,9 +72,27 @@ static inline void store(bf16* p, vf v) {
   vh h = narrow(v);
   std::memcpy(p, &h, sizeof h);
 }
+// The same in one instruction where there is one, for numbers that are no denormals: those may become 0.
+static inline void store_normal(bf16* p, vf v) {
+#ifdef INTERLACE_BF16_DOT
+  const auto h = _mm512_cvtneps_pbh((__m512)v);
+  std::memcpy(p, &h, sizeof h);
+#else
+  store(p, v);
+#endif
+}
 
+// As std::max(b, a) and std::min(b, a): b where one is NaN. Compilers make two instructions of the ternary.
+#if INTERLACE_WIDTH == 16
+static inline vf max(vf a, vf b) { return (vf)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b); }
+static inline vf min(vf a, vf b) { return (vf)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b); }
+#elif INTERLACE_WIDTH == 8
+static inline vf max(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
+static inline vf min(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
 static inline vf max(vf a, vf b) { return a > b ? a : b; }
 static inline vf min(vf a, vf b) { return a < b ? a : b; }
+#endif
 
 // Halves are folded, so the order of summation is fixed by the width alone.
 static inline float sum(vf v) {
@@ -137,6 +155,24 @@ static inline vf exp(vf x) {
   scaled = x < low ? vf{} : scaled;
   scaled = x > high ? splat(__builtin_inff()) : scaled;
   return x == x ? scaled : x;
+}
+
+// 2^x for x up to 1, for the weights of a softmax, with a relative error of 2e-7; 0 below -125, NaN stays NaN.
+static inline vf exp2_weight(vf x) {
+  const vf low = splat(-125.0f), shift = splat(12582912.0f);
+  const vf clipped = max(low, x);
+  // the sum holds the nearest integer in its lowest bits, and the rest is exact
+  const vf shifted = clipped + shift;
+  const vf r = clipped - (shifted - shift);
+  // least relative error among polynomials that are 1 at 0
+  vf p = splat(1.326472731e-3f);
+  p = p * r + 9.671512991e-3f;
+  p = p * r + 5.550733581e-2f;
+  p = p * r + 2.402224243e-1f;
+  p = p * r + 6.931470037e-1f;
+  p = p * r + 1.0f;
+  const vf scaled = (vf)((vu)p + ((vu)shifted << 23));
+  return x < low ? vf{} : scaled;
 }
 
 static inline vf sigmoid(vf x) { return 1.0f / (1.0f + exp(-x)); }

@@ -2,14 +2,17 @@
 #include <vector>
 
 #include "kernels/mla_decode.h"
+#include "kernels/mla_prefill.h"
 #include "python/arguments.h"
 #include "python/bindings.h"
 
 namespace interlace {
 
-static void mla_decode(nb::object q, nb::object latent, nb::object w_uk, nb::object w_uv, nb::object out, nb::object lse,
-                       nb::object lengths, double scale) {
-  Arguments args("mla_decode");
+// Both ways take the same call.
+template <typename Call>
+static void attend(const char* name, void (*run)(const Call&), nb::handle q, nb::handle latent, nb::handle w_uk, nb::handle w_uv,
+                   nb::handle out, nb::handle lse, nb::handle lengths, double scale) {
+  Arguments args(name);
   const Array q_ = args.take(q, "q", {Kind::bf16}, {"B", "T", "H", "K"}, Layout::rows);
   const Array latent_ = args.take(latent, "latent", {Kind::bf16}, {"B", "M", "latent"}, Layout::rows);
   const Array uk = args.take(w_uk, "w_uk", {Kind::bf16}, {"H", "N", "R"}, Layout::rows);
@@ -17,7 +20,7 @@ static void mla_decode(nb::object q, nb::object latent, nb::object w_uk, nb::obj
   const Array out_ = args.take(out, "out", {Kind::float32}, {"B", "T", "H", "V"});
   const Array lse_ = args.take_optional(lse, "lse", {Kind::float32}, {"B", "T", "H"});
   const Array lengths_ = args.take_optional(lengths, "lengths", {Kind::int64}, {"B"});
-  MlaDecode call{};
+  Call call{};
   call.batch = args.size("B"), call.tokens = args.size("T"), call.heads = args.size("H"), call.cached = args.size("M");
   call.nope = args.size("N"), call.rank = args.size("R"), call.value = args.size("V");
   call.shared = args.size("latent") - call.rank;
@@ -45,9 +48,19 @@ static void mla_decode(nb::object q, nb::object latent, nb::object w_uk, nb::obj
   call.failed = &failed;
   {
     nb::gil_scoped_release release;
-    run_mla_decode(call);
+    run(call);
   }
   if (failed) throw std::bad_alloc();
+}
+
+static void mla_decode(nb::object q, nb::object latent, nb::object w_uk, nb::object w_uv, nb::object out, nb::object lse,
+                       nb::object lengths, double scale) {
+  attend<MlaDecode>("mla_decode", run_mla_decode, q, latent, w_uk, w_uv, out, lse, lengths, scale);
+}
+
+static void mla_prefill(nb::object q, nb::object latent, nb::object w_uk, nb::object w_uv, nb::object out, nb::object lse,
+                        nb::object lengths, double scale) {
+  attend<MlaPrefill>("mla_prefill", run_mla_prefill, q, latent, w_uk, w_uv, out, lse, lengths, scale);
 }
 
 void bind_attention(nb::module_& m) {
@@ -56,6 +69,9 @@ void bind_attention(nb::module_& m) {
         "Causal attention of q [B, T, H, N + P] against latent [B, M, R + P], with w_uk [H, N, R] folded into the query and\n"
         "w_uv [H, V, R] into the output: all bfloat16. Fills out [B, T, H, V] and, when given, lse [B, T, H], float32. lengths\n"
         "[B] (int64): valid latents of each row; what lies behind is not read.");
+  m.def("mla_prefill", mla_prefill, nb::arg("q"), nb::arg("latent"), nb::arg("w_uk"), nb::arg("w_uv"), nb::arg("out"),
+        nb::arg("lse").none(), nb::arg("lengths").none(), nb::arg("scale"),
+        "As mla_decode, with the keys and values of 256 latents rebuilt at a time for all queries of a head.");
 }
 
 }  // namespace interlace

@@ -3,9 +3,9 @@
 attention_reference   the spec's order, any dtype
 attention_expanded    keys and values given; trains
 attention_absorbed    against the latent, W_UK and W_UV folded away; few queries
-attention_native      the same in the native core, bf16 on a CPU
 attention_rebuilt     against the latent, keys and values rebuilt block by block; many queries
-latent_attention      picks one of the last three
+native_form           the last two in the native core, bf16 on a CPU
+latent_attention      picks one of these four
 """
 
 from interlace.ops.attention.absorbed import attention_absorbed as attention_absorbed

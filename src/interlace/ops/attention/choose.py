@@ -1,13 +1,17 @@
 """Which way of attending to latents takes a call: absorbed for few queries, else rebuilt.
 
-The native form takes few queries where everything is bf16 on a CPU and nothing asks for a gradient.
+The native core has both, for bf16 on a CPU where nothing asks for a gradient.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 from interlace.ops.attention.absorbed import attention_absorbed
-from interlace.ops.attention.native_form import attention_native, refusal
+from interlace.ops.attention.native_form import (
+    attention_native,
+    attention_native_rebuilt,
+    refusal,
+)
 from interlace.ops.attention.rebuilt import attention_rebuilt
 from interlace.ops.dispatch import Backend, choose
 from interlace.shapes import Float, Int, Tensor
@@ -16,7 +20,7 @@ __all__ = ["LATENT_BACKENDS", "LatentCall", "latent_attention"]
 
 # Queries of one call from which rebuilding is the faster way (README: measured).
 CROSSOVER = 48
-NATIVE_CROSSOVER = 96
+NATIVE_CROSSOVER = 80
 
 
 class LatentCall(NamedTuple):
@@ -51,6 +55,11 @@ LATENT_BACKENDS = (
         refuses=_refuses_native,
         passes=_below(NATIVE_CROSSOVER),
         run=attention_native,
+    ),
+    Backend(
+        name="attention.native_rebuilt",
+        refuses=_refuses_native,
+        run=attention_native_rebuilt,
     ),
     Backend(
         name="attention.absorbed",

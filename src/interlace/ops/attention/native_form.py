@@ -1,8 +1,11 @@
-"""Attention of few queries against the latent in the native core: bf16 products, float32 sums.
+"""Attention against the latent in the native core: bf16 products, float32 sums.
 
-The steps of `absorbed`, in one call: `csrc/kernels/mla_decode.cpp`. Scores, softmax and sums are
-float32; the folded query and the softmax's weights are rounded to bf16, which moves a result by
-about 2^-9 of its size, as much as a result rounded to bf16 moves anyway.
+attention_native           the steps of `absorbed`: csrc/kernels/mla_decode.cpp; few queries
+attention_native_rebuilt   the steps of `rebuilt`: csrc/kernels/mla_prefill.cpp; many queries
+
+Scores, softmax and sums are float32. Rounded to bf16 are the softmax's weights and, few queries,
+the folded query, or, many queries, the rebuilt keys and values: each moves a result by about 2^-9
+of its size, as much as a result rounded to bf16 moves anyway.
 """
 
 import torch
@@ -11,7 +14,7 @@ from interlace.ops.attention.layout import check_latent
 from interlace.ops.native import core, reason
 from interlace.shapes import Float, Int, Tensor
 
-__all__ = ["attention_native", "refusal"]
+__all__ = ["attention_native", "attention_native_rebuilt", "refusal"]
 
 
 def refusal(*tensors: Tensor) -> str | None:
@@ -41,6 +44,41 @@ def attention_native(
     Raises:
         ShapeError: when the shapes do not fit together.
     """
+    return _run("mla_decode", q, latent, w_uk, w_uv, lengths, scale, return_lse)
+
+
+def attention_native_rebuilt(
+    q: Float[Tensor, "B T H K"],
+    latent: Float[Tensor, "B M latent"],
+    w_uk: Float[Tensor, "H N R"],
+    w_uv: Float[Tensor, "H V R"],
+    *,
+    lengths: Int[Tensor, "B"] | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> Float[Tensor, "B T H V"] | tuple[Float[Tensor, "B T H V"], Float[Tensor, "B T H"]]:
+    """As `attention_rebuilt`, for bfloat16 tensors on the CPU; the results are float32.
+
+    A thread holds 256 keys and values of one head and the sums of the head's queries; memory does
+    not grow with the latents. A row's result depends neither on its neighbours nor on the number
+    of threads, to the bit.
+
+    Raises:
+        ShapeError: when the shapes do not fit together.
+    """
+    return _run("mla_prefill", q, latent, w_uk, w_uv, lengths, scale, return_lse)
+
+
+def _run(
+    kernel: str,
+    q: Tensor,
+    latent: Tensor,
+    w_uk: Tensor,
+    w_uv: Tensor,
+    lengths: Tensor | None,
+    scale: float | None,
+    return_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
     check_latent(q, latent, w_uk, w_uv, lengths)
     batch, tokens, heads, width = q.shape
     out = torch.empty(batch, tokens, heads, w_uv.shape[1])
@@ -49,5 +87,5 @@ def attention_native(
     scale = width**-0.5 if scale is None else scale
     # under no_grad a parameter may still ask for gradients, which the core does not take
     plain = (t.detach() for t in (q, latent, w_uk, w_uv))
-    core().mla_decode(*plain, out, lse, ends, scale)
+    getattr(core(), kernel)(*plain, out, lse, ends, scale)
     return out if lse is None else (out, lse)
