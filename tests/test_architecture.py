@@ -17,7 +17,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 SCRIPTS = [path for folder in ("tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
 # Room -> lines it may have. A room over 2,500 is split, or argued for in docs/architecture.md.
 LINES = 2_500
-ARGUED = {"bench": 3_000, "ops": 5_500, "planner": 4_000}
+ARGUED = {"bench": 3_300, "ops": 5_500, "planner": 4_000}
 ROOMS = sorted(
     path.name for path in PACKAGE.iterdir() if path.is_dir() and (path / "__init__.py").exists()
 )

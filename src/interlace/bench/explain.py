@@ -9,10 +9,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from interlace.config import HybridConfig
+from interlace.layers.linear import FEW
 from interlace.ops.attention import LATENT_BACKENDS, LatentCall
-from interlace.ops.delta_rule import KDA_BACKENDS, KDACall
+from interlace.ops.conv import CONV_BACKENDS, ConvCall
+from interlace.ops.delta_rule import GATE_BACKENDS, KDA_BACKENDS, GateCall, KDACall
 from interlace.ops.dispatch import Backend, explain
+from interlace.ops.linear import LINEAR_BACKENDS, LinearCall
 from interlace.ops.native import absence
+from interlace.ops.norm import NORM_BACKENDS, NormCall
 
 __all__ = ["CALLS", "Row", "explain_model", "table"]
 
@@ -62,8 +66,14 @@ def explain_model(config: HybridConfig, extra: Sequence[int] = ()) -> list[Row]:
             rows += _rows("delta rule", call, KDA_BACKENDS, KDACall(tokens, native=absence()))
         learning = KDACall(CALLS["prefill"], learns=True, native=absence())
         rows += _rows("delta rule", "training", KDA_BACKENDS, learning)
-        rows.append(_only("convolution", "conv.channels_last"))
-    rows.append(_only("norms", "norm.fused"))
+        for call, tokens in calls.items():
+            rows += _around(call, tokens)
+    for call, tokens in calls.items():
+        product = LinearCall(tokens, native=absence())
+        rows += _rows("products with weights", call, LINEAR_BACKENDS, product)
+    rows += _rows("head, one token", "any", LINEAR_BACKENDS, LinearCall(1, native=absence()))
+    rows += _rows("norms", "any", NORM_BACKENDS, NormCall(native=absence()))
+    rows.append(Row("norms", "training", "norm.fused", True, "it has a backward"))
     if config.num_moe_layers < config.num_hidden_layers:
         rows.append(
             _only("feed-forward", "mlp.swiglu" if config.hidden_act == "silu" else "mlp.situ_glu")
@@ -73,6 +83,20 @@ def explain_model(config: HybridConfig, extra: Sequence[int] = ()) -> list[Row]:
     if config.attn_res_block_size is not None:
         rows.append(_only("attention residuals", "residual.two_phase"))
     return rows
+
+
+def _around(call: str, tokens: int) -> list[Row]:
+    """What stands around the delta rule."""
+    if tokens > FEW:
+        why = f"above {FEW} tokens the only way"
+        return [
+            Row("convolution", call, "conv.channels_last", True, why),
+            Row("decay and beta", call, "gate.torch", True, why),
+        ]
+    return [
+        *_rows("convolution", call, CONV_BACKENDS, ConvCall(native=absence())),
+        *_rows("decay and beta", call, GATE_BACKENDS, GateCall(native=absence())),
+    ]
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -17,11 +17,11 @@ from torch import nn
 
 from interlace.caches import DeltaState
 from interlace.config import L2_NORM_EPS, HybridConfig
-from interlace.layers.linear import Linear
+from interlace.layers.linear import Linear, few, project
 from interlace.layers.packing import refuse_packed_cache
 from interlace.layers.precision import KeepFloat32, at_least_float32
-from interlace.ops.conv import short_conv
-from interlace.ops.delta_rule import kda, kda_gate
+from interlace.ops.conv import short_conv, short_convs
+from interlace.ops.delta_rule import kda, kda_gate, kda_gates
 from interlace.ops.norm import gated_rms_norm
 from interlace.shapes import Float, Int, Tensor
 
@@ -109,6 +109,8 @@ class KimiDeltaAttention(KeepFloat32, nn.Module):
             InputError: both `cache` and `cu_seqlens`.
         """
         refuse_packed_cache(cache, cu_seqlens)
+        if cache is not None and lengths is None and few(x):
+            return self._step(x, cache)
         rows: dict[str, Any] = {"lengths": lengths, "cu_seqlens": cu_seqlens}
         windows = (
             (None, None, None) if cache is None else (cache.conv_q, cache.conv_k, cache.conv_v)
@@ -141,6 +143,42 @@ class KimiDeltaAttention(KeepFloat32, nn.Module):
         if cache is not None:
             cache.update(cast(Tensor, state), window_q, window_k, window_v)
         gate = self.g_proj(x) if self.full_rank_gate else self.g_b_proj(self.g_a_proj(x))
+        o = gated_rms_norm(o, self._heads(gate), self.o_norm.weight, self.eps)
+        y: Tensor = self.o_proj(o.flatten(-2))
+        return y
+
+    def _step(self, x: Tensor, cache: DeltaState) -> Tensor:
+        """The same for few tokens without a gradient, in as few calls as there can be."""
+        gates = self.g_proj if self.full_rank_gate else self.g_a_proj
+        q, k, v, f, b, gate = project(
+            x, self.q_proj, self.k_proj, self.v_proj, self.f_a_proj, self.b_proj, gates
+        )
+        (q, k, v), windows = short_convs(
+            (q, k, v),
+            [self._taps(c) for c in (self.q_conv1d, self.k_conv1d, self.v_conv1d)],
+            (cache.conv_q, cache.conv_k, cache.conv_v),
+        )
+        g, beta = kda_gates(
+            self._heads(self.f_b_proj(f)),
+            b,
+            self.A_log,
+            self._heads(self.dt_bias),
+            self.lower_bound,
+        )
+        o, state = kda(
+            self._heads(q),
+            self._heads(k),
+            self._heads(v),
+            g,
+            beta,
+            state=cache.state,
+            min_decay=self.lower_bound,
+            unit_eps=self.l2_norm_eps,
+            overwrite=True,
+        )
+        cache.update(cast(Tensor, state), *windows)
+        if not self.full_rank_gate:
+            gate = self.g_b_proj(gate)
         o = gated_rms_norm(o, self._heads(gate), self.o_norm.weight, self.eps)
         y: Tensor = self.o_proj(o.flatten(-2))
         return y

@@ -23,7 +23,11 @@ from interlace.ops.mlp import situ_glu, swiglu
 from interlace.ops.mxfp4.linear import expand
 from interlace.shapes import Float, Tensor
 
-__all__ = ["Linear", "QuantizedLinear", "gated", "project"]
+__all__ = ["Linear", "QuantizedLinear", "few", "gated", "project"]
+
+
+# Rows of x up to which a layer takes the way of a decoding step.
+FEW = 32
 
 
 class Linear(nn.Linear):
@@ -109,6 +113,14 @@ class QuantizedLinear(nn.Module):
 
 
 Glu = Callable[[Tensor, Tensor], Tensor]
+
+
+def few(x: Float[Tensor, "*rows D"]) -> bool:
+    """Whether the rows are so few, and no gradient is asked for, that calls cost more than memory.
+
+    A layer may then hold all its projections of `x` at once.
+    """
+    return x.numel() <= FEW * x.shape[-1] and not torch.is_grad_enabled()
 
 
 def project(x: Float[Tensor, "*rows D"], *modules: nn.Module) -> list[Float[Tensor, "*rows _"]]:

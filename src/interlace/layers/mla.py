@@ -17,7 +17,7 @@ from torch import nn
 
 from interlace.caches import LatentCache
 from interlace.config import LORA_NORM_EPS, HybridConfig
-from interlace.layers.linear import Linear
+from interlace.layers.linear import Linear, few, project
 from interlace.layers.norm import RMSNorm
 from interlace.layers.packing import refuse_packed_cache
 from interlace.ops.attention import attention_expanded, latent_attention
@@ -77,8 +77,14 @@ class GatedMLA(nn.Module):
             InputError: both `cache` and `cu_seqlens`.
         """
         refuse_packed_cache(cache, cu_seqlens)
-        q = self._query(x)  # [B, T, H, N + P]
-        latent = self._latent(x)  # [B, T, R + P]
+        first = self.q_proj if self.q_lora_rank is None else self.q_a_proj
+        gate = None
+        if self.use_output_gate and few(x):
+            q, latent, gate = project(x, first, self.kv_a_proj_with_mqa, self.g_proj)
+        else:
+            q, latent = project(x, first, self.kv_a_proj_with_mqa)
+        q = self._query(q)  # [B, T, H, N + P]
+        latent = self._latent(latent)  # [B, T, R + P]
         if cache is None:
             k, v = self._expand(latent)
             o = attention_expanded(q, k, v, lengths=lengths, cu_seqlens=cu_seqlens)
@@ -86,21 +92,20 @@ class GatedMLA(nn.Module):
             ends = cache.append(latent, lengths=lengths)
             o = latent_attention(q, cache.view(), *self._absorbed_weights(), lengths=ends)
         if self.use_output_gate:
+            gate = self.g_proj(x) if gate is None else gate
             # o is float32 (report, section 2.1.2) and stays so through the gate
-            o = o * torch.sigmoid(self.g_proj(x)).unflatten(-1, (self.num_heads, self.v_dim))
+            o = o * torch.sigmoid(gate).unflatten(-1, (self.num_heads, self.v_dim))
         y: Tensor = self.o_proj(o.flatten(-2).to(x.dtype))
         return y
 
-    def _query(self, x: Tensor) -> Tensor:
-        if self.q_lora_rank is None:
-            q = self.q_proj(x)
-        else:
-            q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+    def _query(self, q: Tensor) -> Tensor:
+        if self.q_lora_rank is not None:
+            q = self.q_b_proj(self.q_a_layernorm(q))
         out: Tensor = q.unflatten(-1, (self.num_heads, self.nope_dim + self.shared_dim))
         return out
 
-    def _latent(self, x: Tensor) -> Tensor:
-        latent, shared = self.kv_a_proj_with_mqa(x).split([self.latent_rank, self.shared_dim], -1)
+    def _latent(self, both: Tensor) -> Tensor:
+        latent, shared = both.split([self.latent_rank, self.shared_dim], -1)
         return torch.cat([self.kv_a_layernorm(latent), shared], -1)
 
     def _expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
