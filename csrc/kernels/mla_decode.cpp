@@ -51,40 +51,51 @@ struct Part {
   float *top, *total, *summed;  // [padded], [padded], [padded, rank]
 };
 
-// folded[r] = scale * sum over n of q[n] * w_uk[n][r], for up to four queries at a time, then rounded into pairs.
+// line[i][r] = scale * sum over n of q[i][n] * w_uk[n][r], for M queries of a head.
+template <int M>
+void fold_queries(const MlaDecode& call, const bf16* w, const bf16* const* q, float* line, i64 stride) {
+  constexpr int V = (W == 16 ? 16 : 8) / M;
+  for (i64 r = 0; r < call.rank;) {
+    if (r + V * W <= call.rank) {
+      vf acc[M][V] = {};
+      for (i64 n = 0; n < call.nope; ++n) {
+        const bf16* row = w + n * call.uk_stride[1] + r;
+#pragma GCC unroll 16
+        for (int v = 0; v < V; ++v) {
+          const vf column = load(row + v * W);
+#pragma GCC unroll 4
+          for (int i = 0; i < M; ++i) acc[i][v] += widen(q[i][n]) * column;
+        }
+      }
+      for (int i = 0; i < M; ++i)
+        for (int v = 0; v < V; ++v) store(line + i * stride + r + v * W, acc[i][v] * call.scale);
+      r += V * W;
+    } else {
+      for (int i = 0; i < M; ++i) {
+        float acc = 0;
+        for (i64 n = 0; n < call.nope; ++n) acc += widen(q[i][n]) * widen(w[n * call.uk_stride[1] + r]);
+        line[i * stride + r] = acc * call.scale;
+      }
+      ++r;
+    }
+  }
+}
+
+// The queries of one head, folded and rounded into pairs.
 void fold_head(const MlaDecode& call, const Plan& plan, i64 head, uint32_t* folded, float* line) {
   const bf16* w = call.w_uk + head * call.uk_stride[0];
   const i64 all = call.batch * call.tokens;
-  for (i64 first = 0; first < all; first += 4) {
-    const i64 some = all - first < 4 ? all - first : 4;
+  for (i64 first = 0; first < all;) {
+    const i64 some = all - first >= 4 ? 4 : 1;
     const bf16* q[4];
     for (i64 i = 0; i < some; ++i) {
       const i64 b = (first + i) / call.tokens, t = (first + i) % call.tokens;
       q[i] = call.q + b * call.q_stride[0] + t * call.q_stride[1] + head * call.q_stride[2];
     }
-    for (i64 i = some; i < 4; ++i) q[i] = q[0];
-    for (i64 r = 0; r < call.rank;) {
-      constexpr int V = W == 16 ? 4 : 2;
-      if (r + V * W <= call.rank) {
-        vf acc[4][V] = {};
-        for (i64 n = 0; n < call.nope; ++n) {
-          vf column[V];
-          for (int v = 0; v < V; ++v) column[v] = load(w + n * call.uk_stride[1] + r + v * W);
-          for (int i = 0; i < 4; ++i)
-            for (int v = 0; v < V; ++v) acc[i][v] += widen(q[i][n]) * column[v];
-        }
-        for (int i = 0; i < 4; ++i)
-          for (int v = 0; v < V; ++v) store(line + i * plan.depth + r + v * W, acc[i][v] * call.scale);
-        r += V * W;
-      } else {
-        for (int i = 0; i < 4; ++i) {
-          float acc = 0;
-          for (i64 n = 0; n < call.nope; ++n) acc += widen(q[i][n]) * widen(w[n * call.uk_stride[1] + r]);
-          line[i * plan.depth + r] = acc * call.scale;
-        }
-        ++r;
-      }
-    }
+    if (some == 4)
+      fold_queries<4>(call, w, q, line, plan.depth);
+    else
+      fold_queries<1>(call, w, q, line, plan.depth);
     for (i64 i = 0; i < some; ++i) {
       float* full = line + i * plan.depth;
       for (i64 p = 0; p < call.shared; ++p) full[call.rank + p] = widen(q[i][call.nope + p]) * call.scale;
@@ -94,6 +105,7 @@ void fold_head(const MlaDecode& call, const Plan& plan, i64 head, uint32_t* fold
       for (i64 d = 0; d < plan.depth; d += 2)
         lane[d / 2 * plan.padded] = narrow(full[d]) | uint32_t(narrow(full[d + 1])) << 16;
     }
+    first += some;
   }
 }
 

@@ -127,6 +127,31 @@ std::string wanted(std::initializer_list<Kind> kinds, std::initializer_list<cons
 
 }  // namespace
 
+Kept::Place Kept::place_of(nb::handle tensor) {
+  const Described described(tensor);
+  if (!described.good()) return {nullptr, -1, 0};
+  const nb::dlpack::dltensor& array = *described;
+  int64_t count = 1;
+  for (int i = 0; i < array.ndim; ++i) count *= array.shape[i];
+  return {static_cast<char*>(array.data) + array.byte_offset, count, array.dtype.code << 8 | array.dtype.bits};
+}
+
+void Kept::keep(nb::handle given) {
+  if (given.is_none()) return;
+  if (nb::isinstance<nb::tuple>(given)) {
+    for (nb::handle part : nb::borrow<nb::tuple>(given)) keep(part);
+    return;
+  }
+  tensors_.push_back(nb::borrow(given));
+  places_.push_back(place_of(given));
+}
+
+bool Kept::same() const {
+  for (size_t i = 0; i < tensors_.size(); ++i)
+    if (!(place_of(tensors_[i]) == places_[i])) return false;
+  return true;
+}
+
 Array Arguments::take(nb::handle tensor, const char* name, std::initializer_list<Kind> kinds,
                       std::initializer_list<const char*> shape, Layout layout) {
   const Described described(tensor);
@@ -171,6 +196,35 @@ Array Arguments::take(nb::handle tensor, const char* name, std::initializer_list
              ", got stride " + std::to_string(out.stride[i]) + " on axis " + std::to_string(i) + "; pass .contiguous()");
     dense *= out.size[i] > 0 ? out.size[i] : 1;
   }
+  return out;
+}
+
+Array Arguments::take_rows(nb::handle tensor, const char* name, std::initializer_list<Kind> kinds, const char* rows, const char* width) {
+  int rank = 2;
+  {
+    const Described described(tensor);
+    if (described.good()) rank = (*described).ndim;
+  }
+  if (rank == 2) return take(tensor, name, kinds, {rows, width}, Layout::rows);
+  static const char* const axes[] = {" 0", " 1", " 2", " 3", " 4", " 5"};
+  if (rank < 1 || rank > 6) refuse(std::string(name) + " must have 1 to 6 axes, got " + std::to_string(rank));
+  // the axes in front are this tensor's own
+  const int before = count_;
+  Array whole;
+  switch (rank) {
+    case 1: whole = take(tensor, name, kinds, {axes[0]}); break;
+    case 3: whole = take(tensor, name, kinds, {axes[0], axes[1], axes[2]}); break;
+    case 4: whole = take(tensor, name, kinds, {axes[0], axes[1], axes[2], axes[3]}); break;
+    case 5: whole = take(tensor, name, kinds, {axes[0], axes[1], axes[2], axes[3], axes[4]}); break;
+    default: whole = take(tensor, name, kinds, {axes[0], axes[1], axes[2], axes[3], axes[4], axes[5]}); break;
+  }
+  count_ = before;
+  Array out = whole;
+  out.rank = 2, out.size[0] = 1, out.size[1] = whole.size[rank - 1];
+  for (int i = 0; i + 1 < rank; ++i) out.size[0] *= whole.size[i];
+  out.stride[0] = out.size[1], out.stride[1] = 1;
+  bind(rows, out.size[0], name);
+  bind(width, out.size[1], name);
   return out;
 }
 

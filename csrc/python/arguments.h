@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string>
+#include <vector>
 
 namespace interlace {
 namespace nb = nanobind;
@@ -33,6 +34,27 @@ enum class Layout {
   rows,   // the last axis without gaps; the others with any stride of at least 0
 };
 
+// Tensors whose memory a call will read later. `same` is false once one of them has other memory, size or dtype: then what was taken from
+// them must be taken again.
+class Kept {
+ public:
+  // Tensors, pairs of tensors and None.
+  void keep(nb::handle given);
+  bool same() const;
+
+ private:
+  struct Place {
+    const void* data;
+    int64_t count;
+    int bits;
+    bool operator==(const Place&) const = default;
+  };
+  static Place place_of(nb::handle tensor);
+
+  std::vector<nb::object> tensors_;
+  std::vector<Place> places_;
+};
+
 // The checks of one call. A letter of a shape is bound by the first tensor that has it and must agree in all others; a shape may also hold
 // numbers ("3").
 class Arguments {
@@ -41,6 +63,8 @@ class Arguments {
 
   Array take(nb::handle tensor, const char* name, std::initializer_list<Kind> kinds,
              std::initializer_list<const char*> shape, Layout layout = Layout::dense);
+  // A tensor of any rank from 1 on as rows [rows, width]: dense, or of rank 2 with rows at any distance.
+  Array take_rows(nb::handle tensor, const char* name, std::initializer_list<Kind> kinds, const char* rows, const char* width);
   // `None` gives an Array without data.
   Array take_optional(nb::handle tensor, const char* name, std::initializer_list<Kind> kinds,
                       std::initializer_list<const char*> shape, Layout layout = Layout::dense);

@@ -11,5 +11,6 @@ void bind_kda_around(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
 void bind_delta_rule(nanobind::module_& m);
 void bind_norm(nanobind::module_& m);
+void bind_step(nanobind::module_& m);
 
 }  // namespace interlace

@@ -6,15 +6,15 @@
 
 #include "python/arguments.h"
 #include "python/bindings.h"
+#include "python/matrices.h"
 
 namespace interlace {
-namespace {
 
-// A matrix is a bf16 tensor, or a pair of codes and scales.
-Matrix take_matrix(Arguments& args, nb::handle given, const std::string& name, const char* rows, int64_t width) {
+Matrix take_matrix(Arguments& args, nb::handle given, const std::string& name, const char* rows, const char* columns) {
   Matrix out{};
+  const int64_t width = args.size(columns);
   if (!nb::isinstance<nb::tuple>(given)) {
-    const Array w = args.take(given, name.c_str(), {Kind::bf16}, {rows, "D"}, Layout::rows);
+    const Array w = args.take(given, name.c_str(), {Kind::bf16}, {rows, columns}, Layout::rows);
     out.data = w.data, out.out = w.size[0], out.stride = w.stride[0] * 2, out.format = Format::bf16;
     return out;
   }
@@ -22,7 +22,8 @@ Matrix take_matrix(Arguments& args, nb::handle given, const std::string& name, c
   args.require(pair.size() == 2, name + " must be a tensor, or a pair of codes and scales, got a tuple of " + std::to_string(pair.size()));
   const std::string codes = name + " (codes)", scales = name + " (scales)";
   args.require(width % 32 == 0, "the width of x must be a multiple of 32 for codes, got " + std::to_string(width));
-  args.bind("D/32", width / 32, "x");
+  const std::string groups = std::string(columns) + "/32";
+  args.bind(groups.c_str(), width / 32, "x");
   const nb::handle first = pair[0], second = pair[1];
   const std::string letter = "width of " + codes;
   const Array w = args.take(first, codes.c_str(), {Kind::int8, Kind::uint8}, {rows, letter.c_str()}, Layout::rows);
@@ -30,7 +31,7 @@ Matrix take_matrix(Arguments& args, nb::handle given, const std::string& name, c
   const int64_t wide = w.kind == Kind::int8 ? width : width / 2;
   args.require(w.size[1] == wide, codes + " must be " + (w.kind == Kind::int8 ? "int8" : "uint8") + " [F, " + std::to_string(wide) +
                                       "] for x of width " + std::to_string(width) + ", got width " + std::to_string(w.size[1]));
-  const Array scale = args.take(second, scales.c_str(), {Kind::bf16, Kind::uint8}, {rows, "D/32"}, Layout::rows);
+  const Array scale = args.take(second, scales.c_str(), {Kind::bf16, Kind::uint8}, {rows, groups.c_str()}, Layout::rows);
   if (scale.kind == Kind::uint8) {
     args.require(out.format == Format::int4, scales + " must be bfloat16 for int8 codes, got uint8");
     out.format = Format::mxfp4;
@@ -38,6 +39,8 @@ Matrix take_matrix(Arguments& args, nb::handle given, const std::string& name, c
   out.data = w.data, out.scale = scale.data, out.out = w.size[0], out.stride = w.stride[0], out.scale_stride = scale.stride[0];
   return out;
 }
+
+namespace {
 
 using Objects = nb::typed<nb::sequence, nb::object>;
 
@@ -56,7 +59,7 @@ void linear(nb::object x, Objects weights, Objects outs, const std::string& glu,
   call.count = int(count), call.beta = float(beta), call.linear_beta = float(linear_beta);
   for (size_t i = 0; i < count; ++i) {
     const std::string number = std::to_string(i), rows = "F" + (glu.empty() ? number : std::string());
-    call.matrices[i] = take_matrix(args, weights[i], "weights[" + number + "]", rows.c_str(), call.width);
+    call.matrices[i] = take_matrix(args, weights[i], "weights[" + number + "]", rows.c_str(), "D");
     if (i >= results) continue;
     const Array out = args.take(outs[i], ("outs[" + number + "]").c_str(), {Kind::bf16, Kind::float32}, {"M", rows.c_str()}, Layout::rows);
     args.require(out.size[0] < 2 || out.stride[0] >= out.size[1], "rows of outs[" + number + "] must not overlap");

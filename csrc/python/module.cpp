@@ -39,6 +39,7 @@ NB_MODULE(_native, m) {
   bind_linear(m);
   bind_delta_rule(m);
   bind_norm(m);
+  bind_step(m);
 }
 
 }  // namespace interlace

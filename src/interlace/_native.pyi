@@ -69,5 +69,31 @@ def kda_step(q: object, k: object, v: object, g: object | None, beta: object, st
 
 def rms_norm(x: object, weight: object, out: object, eps: float) -> None:
     """
-    RMSNorm of each row of x [rows, D] into out; weight [D]; float32 or bfloat16, all three alike.
+    RMSNorm over the last axis of x [..., D] into out, of the same size; weight [D]; float32 or bfloat16, all three alike.
     """
+
+class KdaLayer:
+    """
+    The weights of a KDA layer, checked once and kept alive: q, k, v, f_a, b, gate (or its first factor), f_b, g_b or None, o;
+    taps of q, k and v; rate (A_log) [H], bias [H*K] and norm [K]. hidden is the width of x.
+    """
+
+    def __init__(self, weights: Sequence[object], taps: Sequence[object], rate: object, bias: object, norm: object, hidden: int, bound: float, eps: float, unit_eps: float) -> None: ...
+
+    def step(self, x: object, state: object, window_q: object, window_k: object, window_v: object, y: object) -> bool:
+        """
+        y [B, T, D] of x [B, T, D], bfloat16; state [B, H, K, K] (float32) and the windows [B, W - 1, H*K] are overwritten.
+        False, and nothing done, when a tensor of the layer has other memory than it had.
+        """
+
+class MlpLayer:
+    """
+    The weights of a gated feed-forward, checked once and kept alive: gate, up and down; glu 'swish' or 'situ'.
+    """
+
+    def __init__(self, weights: Sequence[object], hidden: int, glu: str, beta: float = 0.0, linear_beta: float = 0.0) -> None: ...
+
+    def step(self, x: object, y: object) -> bool:
+        """
+        y [rows, D] of x [rows, D], bfloat16. False, and nothing done, when a weight has other memory than it had.
+        """

@@ -20,6 +20,7 @@ from interlace.config import L2_NORM_EPS, HybridConfig
 from interlace.layers.linear import Linear, few, project
 from interlace.layers.packing import refuse_packed_cache
 from interlace.layers.precision import KeepFloat32, at_least_float32
+from interlace.layers.step import kda_step
 from interlace.ops.conv import short_conv, short_convs
 from interlace.ops.delta_rule import kda, kda_gate, kda_gates
 from interlace.ops.norm import gated_rms_norm
@@ -149,6 +150,9 @@ class KimiDeltaAttention(KeepFloat32, nn.Module):
 
     def _step(self, x: Tensor, cache: DeltaState) -> Tensor:
         """The same for few tokens without a gradient, in as few calls as there can be."""
+        y = kda_step(self, x, cache)
+        if y is not None:
+            return y
         gates = self.g_proj if self.full_rank_gate else self.g_a_proj
         q, k, v, f, b, gate = project(
             x, self.q_proj, self.k_proj, self.v_proj, self.f_a_proj, self.b_proj, gates
@@ -180,8 +184,7 @@ class KimiDeltaAttention(KeepFloat32, nn.Module):
         if not self.full_rank_gate:
             gate = self.g_b_proj(gate)
         o = gated_rms_norm(o, self._heads(gate), self.o_norm.weight, self.eps)
-        y: Tensor = self.o_proj(o.flatten(-2))
-        return y
+        return cast(Tensor, self.o_proj(o.flatten(-2)))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.num_heads, self.head_dim))

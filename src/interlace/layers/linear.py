@@ -3,13 +3,13 @@
     project(x, a, b, c)       three products of one input
     gated(x, gate, up, glu)   the two products of a gated network, and what joins them
 
-Few tokens on a CPU take one call of the native core for all of them; otherwise each module is
-called by itself. A module with hooks, or with a forward of its own, is always called.
+Few tokens on a CPU take one call of the native core for all of them (`ops.linear` chooses). A
+module with hooks, or with a forward of its own, is always called by itself.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -23,7 +23,16 @@ from interlace.ops.mlp import situ_glu, swiglu
 from interlace.ops.mxfp4.linear import expand
 from interlace.shapes import Float, Tensor
 
-__all__ = ["Linear", "QuantizedLinear", "few", "gated", "project"]
+__all__ = [
+    "GluForm",
+    "Linear",
+    "QuantizedLinear",
+    "few",
+    "gated",
+    "glu_form",
+    "matrices",
+    "project",
+]
 
 
 # Rows of x up to which a layer takes the way of a decoding step.
@@ -125,7 +134,7 @@ def few(x: Float[Tensor, "*rows D"]) -> bool:
 
 def project(x: Float[Tensor, "*rows D"], *modules: nn.Module) -> list[Float[Tensor, "*rows _"]]:
     """What each module makes of `x`."""
-    weights = _weights(modules)
+    weights = matrices(modules)
     if weights is None:
         return [module(x) for module in modules]
     return products(x, weights)
@@ -135,19 +144,29 @@ def gated(
     x: Float[Tensor, "*rows D"], gate: nn.Module, up: nn.Module, glu: Glu
 ) -> Float[Tensor, "*rows F"]:
     """glu(gate(x), up(x))."""
-    weights = _weights((gate, up))
-    situ = None
-    if isinstance(glu, partial) and glu.func is situ_glu and not glu.args:
-        situ = (glu.keywords.get("beta", 4.0), glu.keywords.get("linear_beta", 25.0))
-    elif glu is not swiglu:
-        weights = None
-    if weights is None:
+    weights, form = matrices((gate, up)), glu_form(glu)
+    if weights is None or form is None:
         return glu(gate(x), up(x))
     how = expand if isinstance(gate, PackedLinear) else unpack
-    return gated_product(x, *weights, situ=situ, expand=how)
+    return gated_product(x, *weights, situ=form.caps, expand=how)
 
 
-def _weights(modules: Sequence[nn.Module]) -> list[Weight] | None:
+class GluForm(NamedTuple):
+    """SwiGLU, or SiTU-GLU with its caps."""
+
+    caps: tuple[float | None, float | None] | None
+
+
+def glu_form(glu: Glu) -> GluForm | None:
+    """Which of the known activations `glu` is, or None."""
+    if glu is swiglu:
+        return GluForm(None)
+    if isinstance(glu, partial) and glu.func is situ_glu and not glu.args:
+        return GluForm((glu.keywords.get("beta", 4.0), glu.keywords.get("linear_beta", 25.0)))
+    return None
+
+
+def matrices(modules: Sequence[nn.Module]) -> list[Weight] | None:
     """The matrices of modules that do nothing but multiply, or None if one may do more."""
     weights: list[Weight] = []
     for module in modules:

@@ -7,6 +7,7 @@ from torch import nn
 
 from interlace.config import HybridConfig
 from interlace.layers.linear import Linear, gated
+from interlace.layers.step import feed_step
 from interlace.ops.mlp import situ_glu, swiglu
 from interlace.shapes import Float, Tensor
 
@@ -41,5 +42,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows D"]:
         """Apply the network to every row."""
+        stepped = feed_step(self, x, (self.gate_proj, self.up_proj, self.down_proj), self.glu)
+        if stepped is not None:
+            return stepped
         out: Tensor = self.down_proj(gated(x, self.gate_proj, self.up_proj, self.glu))
         return out

@@ -22,6 +22,7 @@ from interlace.layers.mlp import MLP, Glu, activation
 from interlace.layers.norm import RMSNorm
 from interlace.layers.packed import PackedLinear
 from interlace.layers.precision import KeepFloat32
+from interlace.layers.step import feed_step
 from interlace.ops.moe import choose, dispatch, router_scores
 from interlace.shapes import Float, Tensor
 
@@ -92,6 +93,9 @@ class Expert(nn.Module):
 
     def forward(self, x: Float[Tensor, "T D"]) -> Float[Tensor, "T D"]:
         """Apply the expert to the rows that chose it."""
+        stepped = feed_step(self, x, (self.w1, self.w3, self.w2), self.glu)
+        if stepped is not None:
+            return stepped
         out: Tensor = self.w2(gated(x, self.w1, self.w3, self.glu))
         return out
 

@@ -8,6 +8,8 @@ Packed             a matrix in codes; quantize, unpack: into int8 and int4, and 
 """
 
 from interlace.ops.linear.choose import LINEAR_BACKENDS as LINEAR_BACKENDS
+from interlace.ops.linear.choose import NATIVE_ROWS as NATIVE_ROWS
+from interlace.ops.linear.choose import NATIVE_ROWS_PACKED as NATIVE_ROWS_PACKED
 from interlace.ops.linear.choose import LinearCall as LinearCall
 from interlace.ops.linear.choose import gated as gated
 from interlace.ops.linear.choose import linear as linear
@@ -22,6 +24,8 @@ from interlace.ops.linear.reference import quantize_reference as quantize_refere
 __all__ = [
     "GROUP",
     "LINEAR_BACKENDS",
+    "NATIVE_ROWS",
+    "NATIVE_ROWS_PACKED",
     "LinearCall",
     "Packed",
     "gated",

@@ -28,10 +28,12 @@ class NormCall(NamedTuple):
 
 def _native_rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     fused.check_weight(x, weight)
-    rows = _rows(x)
-    out = torch.empty_like(rows)
-    core().rms_norm(rows, weight.detach(), out, eps)
-    return out.view(x.shape)
+    # under no_grad a tensor may still ask for gradients, which the core does not take
+    x = x.detach() if x.requires_grad else x
+    x = x if x.is_contiguous() else x.contiguous()
+    out = torch.empty_like(x)
+    core().rms_norm(x, weight.detach() if weight.requires_grad else weight, out, eps)
+    return out
 
 
 def _native_gated(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
