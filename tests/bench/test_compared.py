@@ -103,6 +103,8 @@ def test_a_process_that_ends_says_why(tmp_path, monkeypatch):
     said = "loading\nerror: tensor 'a' has wrong  shape.\nllama_model_load_from_file: failed\n"
     assert llama_logits.last_words(said) == "error: tensor 'a' has wrong shape"
     assert llama_logits.last_words("") == "nothing"
+    ended = "a/folder/x.cpp:205: GGML_ASSERT(buffer) failed\nmore\n"
+    assert llama_logits.last_words(ended) == "x.cpp:205: GGML_ASSERT(buffer) failed"
     monkeypatch.setattr(llama_logits.sys, "executable", shutil.which("false"))
     with pytest.raises(InputError, match=r"llama\.cpp must run the model, it said: nothing"):
         llama_logits.llama_logits(tmp_path / "none.gguf", [1, 2], 1)

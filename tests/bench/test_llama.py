@@ -86,7 +86,8 @@ def test_what_is_missing_is_one_sentence(monkeypatch, tmp_path):
         require_peers(["llama.cpp"])
     (tmp_path / llama_cpp.CONVERTER).write_text("")
     require_peers(["llama.cpp"], tmp_path)
-    assert "not for kimi_k3" in llama_cpp.refuses(preset("kimi-k3"))
+    assert "with no KDA layer" in llama_cpp.refuses(preset("mid-mla"))
+    assert llama_cpp.refuses(preset("kimi-k3")) is None
     assert llama_cpp.refuses(preset("mid")) is None
 
 

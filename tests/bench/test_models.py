@@ -110,6 +110,42 @@ def test_a_peer_that_computes_something_else_is_not_timed(monkeypatch):
         measure(plan, min_seconds=0.0)
 
 
+class Twin(Stranger):
+    """Our own model as a peer: room for as many steps as it was told, and steps in no time."""
+
+    def __init__(self, lm):
+        self.lm = lm
+
+    def fill(self, tokens, reserve):
+        self.filled, self.left = Filled(self.lm, tokens, reserve), reserve
+
+    def take(self):
+        self.left -= 1
+        assert self.left >= 0
+
+    def step(self, token):
+        self.take()
+        return self.filled.step(token)
+
+    def steps(self):
+        return {"only": self.take}
+
+
+def test_several_peers_are_each_held_to_the_same_step(monkeypatch):
+    monkeypatch.setattr(peers, "require_peers", lambda *_: None)
+    monkeypatch.setattr(peers, "refusal", lambda *_: None)
+    monkeypatch.setattr(
+        peers, "open_peer", lambda *_: Twin(interlace.build(TINY, dtype="bfloat16"))
+    )
+    plan = Plan(models=[TINY], depths=(0, 37), against=("llama.cpp", "transformers"), runs=2)
+    for record in measure(plan, min_seconds=0.01):
+        for peer in plan.against:
+            # a second step of ours would be 0.7 from their first
+            assert record["notes"][f"{peer} {TINY}"]["logit_gap"] < 0.02
+        # steps that take no time do not use up the room
+        assert max(record["calls_per_run"].values()) <= 11
+
+
 def test_bad_plans_are_refused_before_anything_is_built(monkeypatch):
     monkeypatch.setattr(models, "build", lambda *_, **__: pytest.fail("built a model"))
     with pytest.raises(InputError, match="a model and a depth or a prompt"):

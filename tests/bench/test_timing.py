@@ -58,6 +58,13 @@ def test_a_quick_system_is_called_until_its_time_can_be_read():
     assert out.median("quick") == 0.25  # the first call paid for setting up
 
 
+def test_a_quick_system_is_not_called_more_often_than_allowed():
+    clock = Clock([])
+    systems = {"quick": clock.system("q", 0.25), "slow": clock.system("s", 0.5)}
+    out = clock.run(systems, runs=2, min_seconds=1.0, most_calls=3)
+    assert out.calls == {"quick": 3, "slow": 2}
+
+
 def test_busy_runs_are_repeated_then_kept_and_told(caplog):
     high = 2 * BUSY
     clock = Clock([high, 0.0, *[high] * 9])

@@ -11,7 +11,7 @@ import interlace
 from interlace.checkpoints import writer
 from interlace.checkpoints.inspect import inspect
 from interlace.checkpoints.names import tensor_table
-from interlace.checkpoints.writer import readers
+from interlace.checkpoints.readers import readers
 from interlace.config import HybridConfig, preset
 from interlace.config.sizes import checkpoint_bytes
 from interlace.errors import CheckpointError, InputError

@@ -85,6 +85,7 @@ def paired(
     runs: int = RUNS,
     what: str = "",
     min_seconds: float = MIN_SECONDS,
+    most_calls: int = _MOST_CALLS,
     tick: Callable[[], object] | None = None,
     share: Callable[[], OthersShare] = OthersShare,
     clock: Callable[[], float] = time.perf_counter,
@@ -98,7 +99,8 @@ def paired(
         systems: one call of each, by name.
         runs: runs to keep.
         what: subject of the log line about a busy machine.
-        min_seconds: time that a system fills within a run at least.
+        min_seconds: time that a system fills within a run, unless it needs too many calls for that.
+        most_calls: calls of one system within a run at most.
         tick: called after each run, for a progress bar.
         share: measures what others took.
         clock: seconds.
@@ -108,7 +110,7 @@ def paired(
     """
     if not systems or runs < 1:
         raise InputError(f"a comparison needs a system and a run, got {len(systems)} and {runs}.")
-    calls = {name: _calls(call, min_seconds, clock) for name, call in systems.items()}
+    calls = {n: min(most_calls, _calls(c, min_seconds, clock)) for n, c in systems.items()}
     order = list(systems)
     kept: list[Run] = []
     repeated: list[Run] = []
@@ -144,7 +146,7 @@ def _calls(call: Callable[[], object], min_seconds: float, clock: Callable[[], f
     seconds = _timed(call, 1, clock)
     if seconds < 1:
         seconds = _timed(call, 1, clock)
-    return min(_MOST_CALLS, max(1, math.ceil(min_seconds / max(seconds, 1e-9))))
+    return max(1, math.ceil(min_seconds / max(seconds, 1e-9)))
 
 
 def busy(runs: Iterable[Mapping[str, Any]]) -> str | None:

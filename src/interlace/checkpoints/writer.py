@@ -32,6 +32,7 @@ from interlace.checkpoints.headers import (
     pack_header,
 )
 from interlace.checkpoints.names import PACKED, SCALE, TensorSpec, tensor_table
+from interlace.checkpoints.readers import readers
 from interlace.checkpoints.tensors import FILE_DTYPES, as_dtype, is_finite, raw_bytes
 from interlace.config import HybridConfig
 from interlace.config.presets import K3_QUANTIZATION
@@ -42,7 +43,7 @@ from interlace.models import HybridLM
 from interlace.ops.mxfp4 import quantize, unpack
 from interlace.shapes import Tensor
 
-__all__ = ["Saved", "TensorSource", "readers", "save", "write_folder"]
+__all__ = ["Saved", "TensorSource", "save", "write_folder"]
 
 log = logging.getLogger("interlace")
 
@@ -153,41 +154,6 @@ def write_folder(
     others = ", ".join(saved.readers) or "nobody else that we know"
     log.info("saved %d tensors, %d bytes to %s; read by: %s", len(table), size, folder, others)
     return saved
-
-
-def readers(config: HybridConfig) -> tuple[str, ...]:
-    """Who else reads a checkpoint of this config, as far as it was tried (spec section 10)."""
-    if config.published_class != "kimi_linear":
-        return (_LLAMA_CPP,) if _is_whole_k3(config) else ()
-    if config.quantization is not None:
-        return ()
-    # the class of transformers does not tie, ignores moe_layer_freq and always has shared experts
-    plain = not config.tie_word_embeddings and config.moe_layer_freq == 1
-    shared = config.num_experts is None or config.num_shared_experts > 0
-    if plain and shared:
-        return ("transformers 5.24 or later (KimiLinearForCausalLM)",)
-    return ()
-
-
-_LLAMA_CPP = "llama.cpp as of llama-cpp-python 0.3.36 (its converter, given K3's own tokenizer)"
-
-
-def _is_whole_k3(config: HybridConfig) -> bool:
-    """Whether every part of K3 is there, as the graph of llama.cpp takes for granted."""
-    return (
-        bool(config.attn_res_block_size)
-        and config.hidden_act == "situ"
-        and config.gate_lower_bound is not None
-        and config.use_full_rank_gate
-        and config.mla_use_output_gate
-        and config.q_lora_rank is not None
-        and config.routed_expert_hidden_size is not None
-        and config.latent_moe_use_norm
-        and config.moe_renormalize
-        and config.num_shared_experts > 0
-        and config.num_attention_heads == config.kda_num_heads
-        and not config.tie_word_embeddings
-    )
 
 
 def _with_experts(config: HybridConfig, experts: str | None) -> HybridConfig:

@@ -141,18 +141,29 @@ CASES: dict[str, HybridConfig] = {
 """What is compared; every one must pass."""
 
 _A, _B = CASES["linear-a"], CASES["k3-a"]
+_DENSE: dict[str, Any] = {
+    "num_experts": None,
+    "num_experts_per_token": None,
+    "moe_intermediate_size": None,
+    "num_shared_experts": 0,
+    "first_k_dense_replace": 0,
+    "routed_scaling_factor": 1.0,
+}
+_ALL_KDA: dict[str, Any] = {"kda_layers": (1, 2, 3, 4, 5), "full_attn_layers": ()}
+_ALL_MLA: dict[str, Any] = {"kda_layers": (), "full_attn_layers": (1, 2, 3, 4, 5)}
+_GROUPS: dict[str, Any] = {"num_experts": 8, "num_expert_group": 2}
 
 TRIED: dict[str, HybridConfig] = {
     "Kimi Linear with a query of low rank": _A.replace(q_lora_rank=30),
     "Kimi Linear with other heads in KDA": _A.replace(kda_num_heads=4),
-    "Kimi Linear without experts": _A.replace(
-        num_experts=None,
-        num_experts_per_token=None,
-        moe_intermediate_size=None,
-        num_shared_experts=0,
-        first_k_dense_replace=0,
-        routed_scaling_factor=1.0,
-    ),
+    "Kimi Linear without experts": _A.replace(**_DENSE),
+    "Kimi Linear without shared experts": _A.replace(num_shared_experts=0),
+    "Kimi Linear with shares that are not normalised": _A.replace(moe_renormalize=False),
+    "Kimi Linear with one of two groups of experts": _A.replace(**_GROUPS, topk_group=1),
+    "Kimi Linear with both of two groups of experts": _A.replace(**_GROUPS, topk_group=2),
+    "Kimi Linear with tied embeddings": _A.replace(tie_word_embeddings=True),
+    "Kimi Linear of KDA alone": _A.replace(**_ALL_KDA),
+    "Kimi Linear of Gated MLA alone": _A.replace(**_ALL_MLA),
     "Kimi Linear with a mixture in every second layer": _A.replace(moe_layer_freq=2),
     "Kimi Linear with P = 0": _A.replace(qk_rope_head_dim=0),
     "K3 with a low-rank gate of KDA": _B.replace(use_full_rank_gate=False),
@@ -163,6 +174,12 @@ TRIED: dict[str, HybridConfig] = {
     "K3 with the softplus decay": _B.replace(gate_lower_bound=None),
     "K3 without a gate in MLA": _B.replace(mla_use_output_gate=False),
     "K3 with no soft cap of the linear branch": _B.replace(activation_situ_linear_beta=None),
+    "K3 with Attention Residuals in full form": _B.replace(attn_res_block_size=0),
+    "K3 without shared experts": _B.replace(num_shared_experts=0),
+    "K3 with one of two groups of experts": _B.replace(**_GROUPS, topk_group=1),
+    "K3 without experts": _B.replace(
+        **_DENSE, routed_expert_hidden_size=None, latent_moe_use_norm=False
+    ),
 }
 """Ours runs them; whether llama.cpp does, and how it says no, is written down."""
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from interlace.bench.filled import WARM_TOKENS, random_latents
 from interlace.bench.peers.llama_state import deepen
+from interlace.checkpoints.readers import llama_cpp_lacks
 from interlace.config import HybridConfig
 from interlace.errors import InputError
 
@@ -52,9 +53,8 @@ def missing(source: Path | None) -> str | None:
 
 def refuses(config: HybridConfig) -> str | None:
     """Why this adapter cannot run such a model, or None."""
-    if config.model_type != "kimi_linear":
-        return f"the converter is asked for kimi_linear only, not for {config.model_type}"
-    return None
+    lacks = llama_cpp_lacks(config)
+    return None if lacks is None else f"it was tried and does not run models with {lacks}"
 
 
 def convert(source: Path, folder: Path, file: Path, kind: str = "bf16") -> None:

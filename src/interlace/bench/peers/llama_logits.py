@@ -55,7 +55,11 @@ def last_words(said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     marks = ("error", "GGML_ASSERT", "missing", "wrong shape")
     telling = [line for line in lines if any(mark in line for mark in marks)]
-    return " ".join((telling or lines or ["nothing"])[-1].split()).rstrip(".")
+    words = (telling or lines or ["nothing"])[-1].split()
+    # of a source file only its name: where it was compiled tells nothing
+    return " ".join(word if ":" not in word else word.rpartition("/")[2] for word in words).rstrip(
+        "."
+    )
 
 
 def main(file: str, ids: str, out: str, prompt: str) -> None:
