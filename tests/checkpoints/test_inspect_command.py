@@ -9,7 +9,7 @@ from checkpoint_files import write_tensors
 
 from interlace.checkpoints.names import K3_PREFIX, tensor_table
 from interlace.cli import main
-from interlace.config import preset
+from interlace.config import HybridConfig, preset
 from interlace.config.sizes import checkpoint_bytes, stored_parameters
 from packed_models import packed_config
 
@@ -77,9 +77,52 @@ def test_no_torch_is_imported_and_no_weight_is_read(tmp_path):
         "import sys; from interlace.cli import main; status = main(sys.argv[1:]); "
         "heavy = {'torch', 'numpy'} & set(sys.modules); sys.exit(str(heavy or status))"
     )
-    run = [sys.executable, "-c", code, "inspect", str(tmp_path)]
-    done = subprocess.run(run, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "0\n")
+    for name in (str(tmp_path), "kimi-k3-tiny"):
+        run = [sys.executable, "-c", code, "inspect", name]
+        done = subprocess.run(run, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (1, "0\n")
+
+
+@pytest.mark.parametrize("name", ["kimi-linear-tiny", "kimi-k3-tiny", "mid-mla"])
+def test_a_preset_is_told_without_files(capsys, name):
+    config = preset(name)
+    assert main(["inspect", name, "--json"]) == 0
+    got = json.loads(capsys.readouterr().out)
+    assert got["parameters"] == stored_parameters(config) == sum(got["groups"].values())
+    assert got["bytes"] == checkpoint_bytes(config) == sum(got["dtypes"].values())
+    assert HybridConfig.from_dict(got["config"]) == config
+    for total, key in (("parameters",) * 2, ("tensors",) * 2, ("bytes", "nbytes")):
+        assert got[total] == sum(part[key] for part in got["parts"])
+    assert main(["inspect", name]) == 0
+    out, err = capsys.readouterr()
+    assert f"{stored_parameters(config):,} parameters" in out
+    assert f"hidden {config.hidden_size:,}, " in out
+    assert ("KDA: " in out) == bool(config.num_kda_layers)
+    plan = [line[12:] for line in out.splitlines() if line.startswith("layer ")]
+    kinds = ["Gated MLA" if config.is_global(i) else "KDA" for i in range(len(plan))]
+    assert [words.split(",")[0] for words in plan] == kinds
+    assert len(plan) == config.num_hidden_layers
+    assert err == ""
+
+
+def test_a_preset_and_a_checkpoint_of_it_have_the_same_parts(capsys, tmp_path):
+    write(tmp_path, preset("kimi-k3-tiny"))
+    found = []
+    for name in ("kimi-k3-tiny", str(tmp_path)):
+        assert main(["inspect", name, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    for key in ("parts", "parameters", "bytes", "tensors", "dtypes", "model_type"):
+        assert found[0][key] == found[1][key], key
+
+
+def test_a_folder_called_like_a_preset_is_written_with_a_dot(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mid").mkdir()
+    write(tmp_path / "mid", preset("kimi-linear-tiny"))
+    assert main(["inspect", "./mid"]) == 0
+    assert "The model is whole." in capsys.readouterr().out
+    assert main(["inspect", "mid"]) == 0
+    assert "A preset has no weights" in capsys.readouterr().out
 
 
 def test_no_checkpoint_is_one_sentence(capsys, tmp_path):

@@ -6,17 +6,42 @@ take.
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from interlace.checkpoints.headers import CONFIG_FILE, FolderHeaders, listed, read_folder
-from interlace.checkpoints.names import EMBEDDING, HEAD, K3_PREFIX, PACKED, SCALE, Match, match
+from interlace.checkpoints.headers import (
+    CONFIG_FILE,
+    DTYPE_BYTES,
+    FolderHeaders,
+    listed,
+    read_folder,
+)
+from interlace.checkpoints.names import (
+    EMBEDDING,
+    HEAD,
+    K3_PREFIX,
+    PACKED,
+    SCALE,
+    Match,
+    match,
+    tensor_table,
+)
 from interlace.config import HybridConfig
 from interlace.errors import CheckpointError
 
-__all__ = ["BUNDLED_FOLDER", "Part", "Summary", "complaint", "find_folder", "inspect", "parts"]
+__all__ = [
+    "BUNDLED_FOLDER",
+    "Part",
+    "Summary",
+    "complaint",
+    "find_folder",
+    "implied",
+    "inspect",
+    "parts",
+]
 
 BUNDLED_FOLDER = Path(__file__).parents[1] / "bundled" / "default"
 """Where the bundled model `default` lies in an installation."""
@@ -160,23 +185,55 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 def parts(summary: Summary) -> list[Part]:
     """A checkpoint part by part, in the order of the model, layers without tensors included."""
-    config = summary.config
+    outside = dict.fromkeys(summary.match.unexpected, "unknown")
+    outside |= dict.fromkeys(summary.match.skipped, "vision")
+    holds = _holds(summary.config, summary.match.tied_head is not None)
+    tensors = summary.headers.tensors.items()
+    return _summed(holds, ((n, t.shape, t.nbytes) for n, t in tensors), outside)
+
+
+def implied(config: HybridConfig) -> tuple[list[Part], dict[str, int]]:
+    """The parts that a checkpoint of `config` would have, and its bytes by dtype; no file is read.
+
+    Args:
+        config: the model.
+
+    Returns:
+        Parts as of `parts`, and bytes of all tensors by dtype as a header would name it.
+    """
+    dtypes: Counter[str] = Counter()
+    rows = []
+    for name, spec in tensor_table(config).items():
+        nbytes = prod(spec.shape) * DTYPE_BYTES[spec.dtype]
+        dtypes[spec.dtype] += nbytes
+        rows.append((name, spec.shape, nbytes))
+    return _summed(_holds(config, False), rows, {}), dict(dtypes)
+
+
+def _holds(config: HybridConfig, redundant_head: bool) -> dict[str, str]:
+    """What each part is, by its name, in the order of the model."""
     holds = {"embedding": "of tokens"}
     for i in range(config.num_hidden_layers):
         mixer = "Gated MLA" if config.is_global(i) else "KDA"
         holds[f"layer {i}"] = f"{mixer}, {'experts' if config.is_moe(i) else 'MLP'}"
     holds["ending"] = "final norm" + ", last mixture" * (config.attn_res_block_size is not None)
-    if not config.tie_word_embeddings or summary.match.tied_head is not None:
+    if not config.tie_word_embeddings or redundant_head:
         holds["head"] = "logits"
-    holds |= {"unknown": "not of this config", "vision": "not read"}
+    return holds | {"unknown": "not of this config", "vision": "not read"}
+
+
+def _summed(
+    holds: dict[str, str],
+    tensors: Iterable[tuple[str, tuple[int, ...], int]],
+    outside: dict[str, str],
+) -> list[Part]:
+    """Parts from the name, shape and bytes of each tensor; `outside` are those of no layer."""
     sums = {name: [0, 0, 0] for name in holds}
-    outside = dict.fromkeys(summary.match.unexpected, "unknown")
-    outside |= dict.fromkeys(summary.match.skipped, "vision")
-    for name, tensor in summary.headers.tensors.items():
+    for name, shape, nbytes in tensors:
         row = sums[outside.get(name) or _part_of(name.removeprefix(K3_PREFIX))]
         row[0] += 1
-        row[1] += _parameters(name, tensor.shape)
-        row[2] += tensor.nbytes
+        row[1] += _parameters(name, shape)
+        row[2] += nbytes
     found = [Part(name, words, *sums[name]) for name, words in holds.items()]
     return [part for part in found if part.tensors or part.name not in ("unknown", "vision")]
 
