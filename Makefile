@@ -10,7 +10,7 @@ MODEL ?= $(if $(wildcard src/interlace/bundled/default/config.json),default,kimi
 DEMO_FILE ?= src/interlace/layers/kda.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench peers page evaluate chat-template lm-eval
+.PHONY: help setup demo test check bench peers page evaluate chat-template lm-eval sanitize fuzz sanitized
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,25 @@ page: $(STAMP)  ## move the controls of the planner's page in headless Chromium,
 
 evaluate: $(STAMP)  ## score the bundled model on its held-out files; minutes
 	$(BIN)/python benchmarks/evaluate_default.py
+
+# The native core once more, with AddressSanitizer and UndefinedBehaviorSanitizer, whose libraries must be loaded before Python.
+SANITIZED_DIR := build/sanitize
+CXX_FILE = $(abspath $(shell $(CXX) -print-file-name=$(1)))
+SANITIZED = LD_PRELOAD="$(call CXX_FILE,libasan.so) $(call CXX_FILE,libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0 \
+	$(BIN)/python benchmarks/with_native.py $(SANITIZED_DIR)
+MINUTES ?= 10
+
+sanitized: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'nanobind>=2.9' cmake ninja
+	$(BIN)/cmake -G Ninja -S csrc -B $(SANITIZED_DIR) -DINTERLACE_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+		-DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python)
+	$(BIN)/cmake --build $(SANITIZED_DIR)
+
+sanitize: sanitized  ## operator tests of the native core under sanitizers; minutes, needs GCC
+	$(SANITIZED) -m pytest --capture=sys -p no:cacheprovider $(shell grep -l interlace.ops.native tests/ops/*.py)
+
+fuzz: sanitized  ## random calls of the native core under sanitizers, for MINUTES=10
+	$(SANITIZED) benchmarks/fuzz_native.py --minutes $(MINUTES)
 
 lm-eval:  ## score the bundled model through lm-evaluation-harness, in an environment of its own
 	@test -d build/lm-eval || $(PYTHON) -m venv build/lm-eval

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from closeness import SLACK, assert_close, error
+from interlace.bench import machine
 from interlace.errors import BackendUnavailable
 from interlace.ops.attention import attention_absorbed, attention_reference, latent_attention
 from interlace.ops.attention.native_form import attention_native_rebuilt
@@ -133,6 +134,14 @@ def test_more_queries_than_one_item_takes():
     _, latent, w_uk, w_uv = draw(1, tokens, 1, 1, 0, 1, 1, tokens)
     _, lse = run(torch.zeros(1, tokens, 1, 1).bfloat16(), latent, w_uk, w_uv)
     assert_close(lse[0, :, 0], torch.arange(1, tokens + 1).double().log(), 1e-5)
+
+
+def test_memory_is_that_of_a_block():
+    """Keys and values of all heads would be 21 MB, the scores of one head 16 MB."""
+    args = draw(1, 256, 16, 16, 8, 32, 16, 16384)
+    run(*args)
+    peak = machine.peak_over(machine.resident_bytes(), lambda: run(*args), every=0.001)
+    assert peak < 8e6
 
 
 @pytest.mark.parametrize("largest", [80.0, 1000.0])
