@@ -47,6 +47,8 @@ static inline Sequence sequence_of(const KdaCall& call, i64 index, i64 head) {
 static inline void keep_state(const KdaCall& call, const Sequence& at) {
   float* to = call.last + at.kept(call);
   const size_t bytes = size_t(call.key * call.value) * sizeof(float);
+  // there may be no array at all where nothing is in it
+  if (!bytes) return;
   if (!call.state)
     std::memset(to, 0, bytes);
   else if (call.state != call.last)
@@ -57,6 +59,7 @@ static inline void keep_state(const KdaCall& call, const Sequence& at) {
 static inline void silence_padding(const KdaCall& call) {
   if (!call.lengths) return;
   const i64 line = call.heads * call.value * (call.bf16 ? 2 : 4);
+  if (!line || !call.tokens) return;
   for (i64 row = 0; row < call.batch; ++row) {
     char* out = static_cast<char*>(call.out) + row * call.tokens * line;
     std::memset(out + call.lengths[row] * line, 0, size_t((call.tokens - call.lengths[row]) * line));

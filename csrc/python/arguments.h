@@ -81,7 +81,7 @@ class Arguments {
   struct {
     std::string letter;
     int64_t value;
-    const char* from;
+    std::string from;  // a copy: a name may have been put together for the call
   } bound_[24];
 };
 
