@@ -91,3 +91,13 @@ def test_the_environment_turns_it_off():
         check=True,
     ).stdout
     assert said.startswith("None INTERLACE_NATIVE=0 turns the native core off")
+
+
+def test_a_message_names_the_other_input_of_several():
+    def ones(*shape):
+        return torch.ones(shape).bfloat16()
+
+    with pytest.raises(ValueError, match=r"windows\[0\] has B = 3 where x\[0\] has 2;"):
+        native.convolve(
+            [ones(2, 4, 5)], [ones(5, 3)], [ones(3, 2, 5)], [ones(2, 4, 5)], [ones(2, 2, 5)], False
+        )
