@@ -50,9 +50,9 @@ static void kda(const char* name, void (*run)(const KdaCall&), nb::object q, nb:
     begins.assign(offsets_.as<int64_t>(), offsets_.as<int64_t>() + call.sequences + 1);
     bool good = begins.front() == 0 && begins.back() == total;
     for (int64_t s = 0; good && s < call.sequences; ++s) {
-      const int64_t count = begins[s + 1] - begins[s];
-      // a sequence lies within one row
-      good = count >= 0 && (count == 0 || begins[s] / call.tokens == (begins[s + 1] - 1) / call.tokens);
+      const int64_t begin = begins[s], end = begins[s + 1];
+      // a sequence lies within one row; compared, not subtracted: a wrong offset may be any number
+      good = begin <= end && end <= total && (begin == end || begin / call.tokens == (end - 1) / call.tokens);
     }
     args.require(good, "offsets must start at 0, never decrease, end at B * T = " + std::to_string(total) +
                            " and cut where each row begins");
