@@ -76,28 +76,27 @@ struct Block {
   float beta[C], keys[C][C], queries[C][C];
 };
 
-// n numbers as float32 with zeros behind them; returns the sum of their squares.
-template <typename T>
-static inline float widen_line(const T* from, i64 n, float* to) {
-  vf squares = {};
-  i64 c = 0;
-  for (; c + W <= n; c += W) {
-    const vf x = load(from + c);
-    store(to + c, x);
-    squares += x * x;
-  }
-  if (c < n) {
-    T rest[W] = {};
-    std::memcpy(rest, from + c, size_t(n - c) * sizeof(T));
-    const vf x = load(rest);
-    store(to + c, x);
-    squares += x * x;
-  }
-  return sum(squares);
+// a * b as a number of its own: the compiler would join it with one of the sums around it, and not in every form with the same one.
+static inline vf rounded(vf a, float b) {
+  vf product = a * b;
+#if defined(__x86_64__) && INTERLACE_WIDTH == 16
+  asm("" : "+v"(product));
+#elif defined(__x86_64__)
+  asm("" : "+x"(product));
+#elif defined(__aarch64__)
+  asm("" : "+w"(product));
+#endif
+  return product;
 }
 
-static inline void scale_line(float* line, i64 padded, float factor) {
-  for (i64 c = 0; c < padded; c += W) store(line + c, load(line + c) * factor);
+static inline void round_to(float* to, vf x) { store(to, x); }
+static inline void round_to(bf16* to, vf x) {
+#ifdef INTERLACE_BF16_DOT
+  const __m256bh rounded = _mm512_cvtneps_pbh((__m512)x);
+  std::memcpy(to, &rounded, sizeof rounded);
+#else
+  store(to, x);
+#endif
 }
 
 #if INTERLACE_WIDTH == 16
@@ -118,28 +117,55 @@ static inline void sums_of(vf (&v)[16], float* out) {
 }
 #endif
 
-// Column I of A and P: what token I means to itself and to those after it.
-template <int C, int I>
+// n numbers as float32 with zeros behind them; returns their squares, to be summed over the lanes.
+template <typename T>
+static inline vf widen_line(const T* from, i64 n, float* to) {
+  vf squares = {};
+  i64 c = 0;
+  for (; c + W <= n; c += W) {
+    const vf x = load(from + c);
+    store(to + c, x);
+    squares += x * x;
+  }
+  if (c < n) {
+    T rest[W] = {};
+    std::memcpy(rest, from + c, size_t(n - c) * sizeof(T));
+    const vf x = load(rest);
+    store(to + c, x);
+    squares += x * x;
+  }
+  return squares;
+}
+
+static inline void scale_line(float* line, i64 padded, float factor) {
+  for (i64 c = 0; c < padded; c += W) store(line + c, load(line + c) * factor);
+}
+
+// A and P: products of keys, and of queries and keys, with the decays between their tokens.
+template <int C>
 static inline void scores(const float* k, const float* q, const float* a, i64 padded, Block<C>* block) {
-  static_assert(C <= 8);
-  vf v[16] = {};  // keys of tokens I + 1 .. C - 1 from 0 on, queries of I .. C - 1 from 8 on
+  static_assert(C <= 4, "six products of keys and ten with queries fill sixteen vectors");
+  vf v[16] = {};
   for (i64 c = 0; c < padded; c += W) {
-    vf since = load(k + I * padded + c);
-    v[8] += since * load(q + I * padded + c);
-#pragma GCC unroll 8
-    for (int j = I + 1; j < C; ++j) {
-      since *= load(a + j * padded + c);
-      v[j - I - 1] += since * load(k + j * padded + c);
-      v[8 + j - I] += since * load(q + j * padded + c);
+#pragma GCC unroll 4
+    for (int i = 0; i < C; ++i) {
+      vf since = load(k + i * padded + c);
+      v[6 + i * (i + 1) / 2 + i] += since * load(q + i * padded + c);
+#pragma GCC unroll 4
+      for (int j = i + 1; j < C; ++j) {
+        since *= load(a + j * padded + c);
+        v[j * (j - 1) / 2 + i] += since * load(k + j * padded + c);
+        v[6 + j * (j + 1) / 2 + i] += since * load(q + j * padded + c);
+      }
     }
   }
   float totals[16];
   sums_of(v, totals);
-  for (int j = I; j < C; ++j) {
-    if (j > I) block->keys[j][I] = totals[j - I - 1];
-    block->queries[j][I] = totals[8 + j - I];
-  }
-  if constexpr (I + 1 < C) scores<C, I + 1>(k, q, a, padded, block);
+  for (int j = 0; j < C; ++j)
+    for (int i = 0; i <= j; ++i) {
+      if (i < j) block->keys[j][i] = totals[j * (j - 1) / 2 + i];
+      block->queries[j][i] = totals[6 + j * (j + 1) / 2 + i];
+    }
 }
 
 // A Form computes with C tokens at a time and NV vectors of columns:
@@ -167,6 +193,20 @@ struct Scratch {
   char* step(i64 index) const { return steps + index * step_bytes; }
 };
 
+// A head's rows lie H rows apart, where no processor looks for the next one by itself: what the next group needs is called for.
+template <typename T>
+static inline void call_for(const KdaCall& call, const Sequence& at, i64 token) {
+  auto lines = [](const void* from, i64 bytes) {
+    for (i64 i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i, 0, 2);
+  };
+  lines(at.read<T>(call.k, call.k_stride, token), call.key * i64(sizeof(T)));
+  lines(at.read<T>(call.q, call.q_stride, token), call.key * i64(sizeof(T)));
+  if (call.g) lines(at.read<float>(call.g, call.g_stride, token), call.key * 4);
+  lines(at.v<T>(call, token), call.value * i64(sizeof(T)));
+  char* out = reinterpret_cast<char*>(at.out<T>(call, token));
+  for (i64 i = 0; i < call.value * i64(sizeof(T)); i += 64) __builtin_prefetch(out + i, 1, 2);
+}
+
 // Tokens first .. first + C of a sequence: block `index` of a group.
 template <typename Form, typename T>
 static inline void prepare(const KdaCall& call, const Sequence& at, i64 first, const Scratch<Form>& s, i64 index) {
@@ -176,32 +216,38 @@ static inline void prepare(const KdaCall& call, const Sequence& at, i64 first, c
   float *k = s.lines, *q = k + C * padded, *a = q + C * padded;
   block->first = first;
   block->count = at.count - first < C ? at.count - first : C;
+  vf squares[16] = {};
   for (int j = 0; j < C; ++j) {
     float *k_ = k + j * padded, *q_ = q + j * padded, *a_ = a + j * padded;
-    if (j >= block->count) {
+    const bool real = j < block->count;
+    if (first + C * kGroup + j < at.count) call_for<T>(call, at, first + C * kGroup + j);
+    block->beta[j] = real ? at.beta(call, first + j) : 0.0f;
+    if (real) {
+      squares[j] = widen_line(at.read<T>(call.k, call.k_stride, first + j), call.key, k_);
+      squares[8 + j] = widen_line(at.read<T>(call.q, call.q_stride, first + j), call.key, q_);
+    } else {
       std::memset(k_, 0, size_t(padded) * 4);
       std::memset(q_, 0, size_t(padded) * 4);
-      for (i64 c = 0; c < padded; c += W) store(a_ + c, splat(1.0f));
-      block->beta[j] = 0;
-      continue;
     }
-    block->beta[j] = at.beta(call, first + j);
-    const float keys = widen_line(at.read<T>(call.k, call.k_stride, first + j), call.key, k_);
-    const float queries = widen_line(at.read<T>(call.q, call.q_stride, first + j), call.key, q_);
-    float factor = call.scale;
-    if (call.unit_eps >= 0) {
-      scale_line(k_, padded, 1.0f / std::sqrt(keys + call.unit_eps));
-      factor /= std::sqrt(queries + call.unit_eps);
-    }
-    scale_line(q_, padded, factor);
-    if (call.g) {
+    if (real && call.g) {
       widen_line(at.read<float>(call.g, call.g_stride, first + j), call.key, a_);
       for (i64 c = 0; c < padded; c += W) store(a_ + c, exp(load(a_ + c)));
     } else {
       for (i64 c = 0; c < padded; c += W) store(a_ + c, splat(1.0f));
     }
   }
-  scores<C, 0>(k, q, a, padded, block);
+  if (call.unit_eps >= 0) {
+    float length[16];
+    sums_of(squares, length);
+    for (float& x : length) x = 1.0f / std::sqrt(x + call.unit_eps);
+    for (int j = 0; j < block->count; ++j) {
+      scale_line(k + j * padded, padded, length[j]);
+      scale_line(q + j * padded, padded, length[8 + j] * call.scale);
+    }
+  } else {
+    for (int j = 0; j < block->count; ++j) scale_line(q + j * padded, padded, call.scale);
+  }
+  scores<C>(k, q, a, padded, block);
   Form::factors(k, q, a, padded, s.step(index), s.step(index + 1));
 }
 
@@ -238,7 +284,7 @@ static inline void solve(const KdaCall& call, const Sequence& at, const Block<Fo
 #pragma GCC unroll 8
       for (int p = 0; p <= j; ++p) o += u_[p] * block.queries[j][p];
       if (j >= block.count) continue;
-      store(whole ? at.out<T>(call, block.first + j) + column + i * W : lines[j] + i * W, o);
+      round_to(whole ? at.out<T>(call, block.first + j) + column + i * W : lines[j] + i * W, o);
     }
   }
   if (!whole)

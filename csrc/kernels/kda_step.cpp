@@ -67,7 +67,7 @@ struct Float32 {
         for (int i = 0; i < NV; ++i) {
           s[i] = load(from + i * W);
           if (kWrite) {
-            s[i] *= factors[c];
+            s[i] = rounded(s[i], factors[c]);
 #pragma GCC unroll 8
             for (int j = 0; j < C; ++j) s[i] += written[j][i] * factors[(1 + j) * kRows + c];
             store(to + i * W, s[i]);
@@ -113,8 +113,7 @@ void exchange(const float* from, float* to, const float* next, i64 stride, i64 k
       }
 #pragma GCC unroll 8
       for (int i = 0; i < NV; ++i) {
-        vf s = load(from + i * W);
-        s *= writes[c];
+        vf s = rounded(load(from + i * W), writes[c]);
         s += written[i] * writes[kRows + c];
         store(to + i * W, s);
       }

@@ -4,17 +4,18 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/kda_chunk.h"
 #include "kernels/kda_step.h"
 #include "python/arguments.h"
 #include "python/bindings.h"
 
 namespace interlace {
 
-static void kda(const char* name, void (*run)(const KdaCall&), nb::object q, nb::object k, nb::object v, nb::object g, nb::object beta,
+static void kda(const char* name, void (*run)(const KdaCall&), std::initializer_list<Kind> kinds, nb::object q, nb::object k, nb::object v, nb::object g, nb::object beta,
                 nb::object state, nb::object out, nb::object last, nb::object lengths, nb::object offsets, double scale,
                 std::optional<double> unit_eps) {
   Arguments args(name);
-  const Array q_ = args.take(q, "q", {Kind::float32, Kind::bf16}, {"B", "T", "H", "K"}, Layout::rows);
+  const Array q_ = args.take(q, "q", kinds, {"B", "T", "H", "K"}, Layout::rows);
   const Array k_ = args.take(k, "k", {q_.kind}, {"B", "T", "H", "K"}, Layout::rows);
   const Array v_ = args.take(v, "v", {q_.kind}, {"B", "T", "H", "V"}, Layout::rows);
   const Array g_ = args.take_optional(g, "g", {Kind::float32}, {"B", "T", "H", "K"}, Layout::rows);
@@ -78,7 +79,12 @@ static void define(nb::module_& m, const char* name, Run run, const char* doc) {
 
 static void kda_step(nb::object q, nb::object k, nb::object v, nb::object g, nb::object beta, nb::object state, nb::object out,
                      nb::object last, nb::object lengths, nb::object offsets, double scale, std::optional<double> unit_eps) {
-  kda("kda_step", run_kda_step, q, k, v, g, beta, state, out, last, lengths, offsets, scale, unit_eps);
+  kda("kda_step", run_kda_step, {Kind::float32, Kind::bf16}, q, k, v, g, beta, state, out, last, lengths, offsets, scale, unit_eps);
+}
+
+static void kda_chunk(nb::object q, nb::object k, nb::object v, nb::object g, nb::object beta, nb::object state, nb::object out,
+                      nb::object last, nb::object lengths, nb::object offsets, double scale, std::optional<double> unit_eps) {
+  kda("kda_chunk", run_kda_chunk, {Kind::bf16}, q, k, v, g, beta, state, out, last, lengths, offsets, scale, unit_eps);
 }
 
 void bind_delta_rule(nb::module_& m) {
@@ -88,6 +94,9 @@ void bind_delta_rule(nb::module_& m) {
          "last (None: zeros), which may be last itself. S is B, or with offsets [S + 1] (int64) of packed sequences their number;\n"
          "lengths [B] (int64): real tokens of each row, the outputs behind are 0. scale is on q; with unit_eps q and k are brought to\n"
          "unit length first, unit_eps inside the root.");
+  define(m, "kda_chunk", kda_chunk,
+         "As kda_step, for bfloat16 q, k, v and out, eight tokens at a time: products with the state, and what is written to it, of\n"
+         "operands rounded to bfloat16, with float32 sums.");
 }
 
 }  // namespace interlace

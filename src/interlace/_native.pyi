@@ -67,6 +67,12 @@ def kda_step(q: object, k: object, v: object, g: object | None, beta: object, st
     unit length first, unit_eps inside the root.
     """
 
+def kda_chunk(q: object, k: object, v: object, g: object | None, beta: object, state: object | None, out: object, last: object, lengths: object | None, offsets: object | None, scale: float, unit_eps: float | None) -> None:
+    """
+    As kda_step, for bfloat16 q, k, v and out, eight tokens at a time: products with the state, and what is written to it, of
+    operands rounded to bfloat16, with float32 sums.
+    """
+
 def rms_norm(x: object, weight: object, out: object, eps: float) -> None:
     """
     RMSNorm over the last axis of x [..., D] into out, of the same size; weight [D]; float32 or bfloat16, all three alike.

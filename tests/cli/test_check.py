@@ -1,6 +1,7 @@
 """`interlace check`: a table or JSON, status 1 and the first bad layer, 2 for bad input."""
 
 import json
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -54,7 +55,9 @@ def test_narrow_weights_are_checked_as_stored_and_in_float32(capsys, folder):
 
 
 def test_red_names_the_layer_and_writes_nothing(capsys, tmp_path, monkeypatch, folder):
-    monkeypatch.setattr("interlace.layers.kda.l2norm", lambda x, eps: x)
+    module = import_module("interlace.layers.kda")
+    run = module.kda
+    monkeypatch.setattr(module, "kda", lambda *args, unit_eps, **rest: run(*args, **rest))
     file = tmp_path / "logits.safetensors"
     ask = ["check", folder, "--dtype", "float32", "--tokens", "9", "--no-save"]
     assert main([*ask, "--record", str(file)]) == 1

@@ -1,6 +1,7 @@
 """Which form of the delta rule takes a call.
 
-Without a gradient on a CPU the native one; else the loop for a few tokens and chunks for more.
+Without a gradient on a CPU a native one: with bf16 products for many tokens, else in float32.
+Otherwise torch's loop for a few tokens and torch's chunks for more.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,12 @@ from typing import Any, NamedTuple
 import torch
 
 from interlace.ops.delta_rule.chunked import CHUNK, kda_chunk
-from interlace.ops.delta_rule.native_form import kda_native_step, refusal
+from interlace.ops.delta_rule.native_form import (
+    has_bf16_products,
+    kda_native_chunk,
+    kda_native_step,
+    refusal,
+)
 from interlace.ops.delta_rule.recurrent import kda_recurrent
 from interlace.ops.dispatch import Backend, choose
 from interlace.ops.norm import l2norm
@@ -19,6 +25,9 @@ __all__ = ["KDA_BACKENDS", "KDACall", "kda"]
 
 # Up to here the loop over tokens costs less than one padded tile of the chunked form.
 FEW_TOKENS = 8
+
+# From here on the native core may round products to bf16; a short call keeps float32 for little.
+MANY_TOKENS = 64
 
 
 class KDACall(NamedTuple):
@@ -32,12 +41,28 @@ class KDACall(NamedTuple):
     """Whether rows hold several sequences."""
     native: str | None = "the tensors are not known"
     """Why the native core cannot take the tensors, or None."""
+    narrow: bool = True
+    """Whether q, k and v are bfloat16."""
 
 
 def _refuses_native(call: KDACall) -> str | None:
     if call.learns:
         return "the native core has no backward, and a gradient is asked for"
     return call.native
+
+
+def _refuses_native_chunk(call: KDACall) -> str | None:
+    if not call.narrow:
+        return "its products are of bfloat16, and q, k and v are not"
+    return _refuses_native(call)
+
+
+def _passes_native_chunk(call: KDACall) -> str | None:
+    if not has_bf16_products():
+        return "this processor has no products of bfloat16; in float32 it is as fast"
+    if call.tokens < MANY_TOKENS:
+        return f"below {MANY_TOKENS} tokens float32 costs little; here are {call.tokens}"
+    return None
 
 
 def _passes_recurrent(call: KDACall) -> str | None:
@@ -54,26 +79,20 @@ def _willing(_: KDACall) -> str | None:
     return None
 
 
-def _native_step(
-    *tensors: Any,
-    chunk: int = CHUNK,
-    min_decay: float | None = None,
-    return_state: bool = True,
-    **options: Any,
-) -> tuple[Tensor, Tensor | None]:
-    out, last = kda_native_step(*tensors, **options)
-    return out, (last if return_state else None)
+def _without_chunks(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A way that has no use for what only chunks need, and always returns the state."""
 
+    def plain(
+        *tensors: Any,
+        chunk: int = CHUNK,
+        min_decay: float | None = None,
+        return_state: bool = True,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        out, last = run(*tensors, **options)
+        return out, (last if return_state else None)
 
-def _recurrent(
-    *tensors: Any,
-    chunk: int = CHUNK,
-    min_decay: float | None = None,
-    return_state: bool = True,
-    **options: Any,
-) -> tuple[Tensor, Tensor | None]:
-    out, last = kda_recurrent(*tensors, **options)
-    return out, (last if return_state else None)
+    return plain
 
 
 def _of_unit_length(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,12 +114,18 @@ def _of_unit_length(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 KDA_BACKENDS = (
-    Backend(name="kda.native_step", refuses=_refuses_native, run=_native_step),
+    Backend(
+        name="kda.native_chunk",
+        refuses=_refuses_native_chunk,
+        passes=_passes_native_chunk,
+        run=_without_chunks(kda_native_chunk),
+    ),
+    Backend(name="kda.native_step", refuses=_refuses_native, run=_without_chunks(kda_native_step)),
     Backend(
         name="kda.recurrent",
         refuses=_willing,
         passes=_passes_recurrent,
-        run=_of_unit_length(_recurrent),
+        run=_of_unit_length(_without_chunks(kda_recurrent)),
     ),
     Backend(name="kda.chunk", refuses=_willing, run=_of_unit_length(kda_chunk)),
 )
@@ -139,7 +164,8 @@ def kda(
     tensors = (q, k, v, g, beta, state)
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     native = refusal(q, k, v, g, beta, state)
-    call = KDACall(q.shape[1], learns, cu_seqlens is not None, native)
+    narrow = q.dtype == torch.bfloat16
+    call = KDACall(q.shape[1], learns, cu_seqlens is not None, native, narrow)
     out: tuple[Tensor, Tensor | None] = choose(KDA_BACKENDS, call, backend).run(
         q,
         k,

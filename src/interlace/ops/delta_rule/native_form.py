@@ -1,8 +1,10 @@
 """The gated delta rule in the native core: a head's state stays in cache while tokens go by.
 
-`csrc/kernels/kda_step.cpp` computes it in float32, whatever the dtype of q, k and v, over any
-number of tokens. Padding and packing are offsets there; nothing is copied for them. Bringing q and
-k to unit length can be part of the call.
+`kda_native_step` (`csrc/kernels/kda_step.cpp`) computes in float32, whatever the dtype of q, k and
+v, over any number of tokens. `kda_native_chunk` (`csrc/kernels/kda_chunk.cpp`) multiplies bf16 by
+bf16 and is the faster one for many tokens where the processor has such products. Padding and
+packing are offsets there; nothing is copied for them. Bringing q and k to unit length can be part
+of the call.
 """
 
 import torch
@@ -11,7 +13,7 @@ from interlace.ops.delta_rule.packing import check_call, read_offsets
 from interlace.ops.native import core, reason
 from interlace.shapes import Float, Int, Tensor
 
-__all__ = ["kda_native_step", "refusal"]
+__all__ = ["has_bf16_products", "kda_native_chunk", "kda_native_step", "refusal"]
 
 
 def refusal(
@@ -77,7 +79,53 @@ def kda_native_step(
     Raises:
         ShapeError: when shapes or offsets do not fit together.
     """
-    check_call(q, k, v, g, beta, state, lengths, cu_seqlens)
+    options = (state, scale, lengths, cu_seqlens, unit_eps, overwrite)
+    return _run("kda_step", (q, k, v, g, beta), *options)
+
+
+def kda_native_chunk(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T H V"],
+    g: Float[Tensor, "B T H K"] | None,
+    beta: Float[Tensor, "B T H"],
+    *,
+    state: Float[Tensor, "S H K V"] | None = None,
+    scale: float | None = None,
+    lengths: Int[Tensor, "B"] | None = None,
+    cu_seqlens: Int[Tensor, "offsets"] | None = None,
+    unit_eps: float | None = None,
+    overwrite: bool = False,
+) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "S H K V"]]:
+    """As `kda_native_step`, for bfloat16 q, k and v, with products of bfloat16 and float32 sums.
+
+    Where the state is read, a copy of it and the decayed q and k are rounded to bfloat16; where it
+    is written, the decayed k and what they write. The state itself is float32 throughout.
+
+    Raises:
+        ShapeError: when shapes or offsets do not fit together.
+    """
+    options = (state, scale, lengths, cu_seqlens, unit_eps, overwrite)
+    return _run("kda_chunk", (q, k, v, g, beta), *options)
+
+
+def has_bf16_products() -> bool:
+    """Whether the instruction set in use multiplies bfloat16, and `kda_native_chunk` is faster."""
+    return core() is not None and core().level() in ("avx512_bf16", "amx")
+
+
+def _run(
+    kernel: str,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor],
+    state: Tensor | None,
+    scale: float | None,
+    lengths: Tensor | None,
+    cu_seqlens: Tensor | None,
+    unit_eps: float | None,
+    overwrite: bool,
+) -> tuple[Tensor, Tensor]:
+    q, _, v, _, _ = tensors
+    check_call(*tensors, state, lengths, cu_seqlens)
     offsets = None
     if cu_seqlens is not None:
         offsets = torch.tensor(read_offsets(cu_seqlens, q.shape[0], q.shape[1]))
@@ -90,7 +138,8 @@ def kda_native_step(
     out = torch.empty(v.shape, dtype=v.dtype)
     ends = None if lengths is None else lengths.detach().to(torch.int64).contiguous()
     # under no_grad a tensor may still ask for gradients, which the core does not take
-    plain = (None if x is None else x.detach() for x in (q, k, v, g, beta))
+    plain = (None if x is None else x.detach() for x in tensors)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    core().kda_step(*plain, before, out, last, ends, offsets, scale, unit_eps)
+    run = getattr(core(), kernel)
+    run(*plain, before, out, last, ends, offsets, scale, unit_eps)
     return out, last
