@@ -219,10 +219,9 @@ def _delta_error(call: list[Tensor], state: Tensor | None, **options: Any) -> fl
 def _kda_step(config: HybridConfig, cold: Cold) -> Case:
     heads, key = config.kda_num_heads, config.kda_head_dim
     call = _delta_call(config, 1)
-
-    def state() -> Tensor:
-        return cold.take(1, heads, key, key, dtype=torch.float32)
-
+    # written over, and what float32 leaves is no bf16 for others: 256 states of their own
+    states = Cold(min(cold.nbytes, 1024 * heads * key * key), seed=1)
+    state = partial(states.take, 1, heads, key, key, dtype=torch.float32)
     return Case(
         f"H={heads}, state in DRAM",
         delta_step_work(heads, key, key),

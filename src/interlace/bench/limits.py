@@ -215,13 +215,14 @@ def _delta(probe: Probe, cold: Cold, tokens: int) -> Callable[[], object]:
     taps = torch.randn(channels, WIDTH).bfloat16()
     z, a_log, bias = torch.randn(shape).bfloat16(), torch.zeros(heads), torch.zeros(heads, key)
     beta, weight = torch.rand(shape[:-1]), torch.ones(key).bfloat16()
+    # written over, and what float32 leaves is no bf16 for others: 256 states of their own
+    states = Cold(min(cold.nbytes, 1024 * heads * key * key), seed=1)
 
     def call() -> object:
-        state = cold.take(1, heads, key, key, dtype=torch.float32)
+        state = states.take(1, heads, key, key, dtype=torch.float32)
         window = cold.take(1, WIDTH - 1, channels)
         q, k, v = (short_conv(x, taps, state=window)[0].view(shape) for _ in range(3))
         g = kda_gate(z, a_log, bias)
-        # the buffer is there to be written to: it holds no state that anybody needs
         o, after = kda(q, k, v, g, beta, state=state, unit_eps=1e-6, overwrite=True)
         return gated_rms_norm(o, z, weight, 1e-5), after
 
