@@ -45,7 +45,8 @@ def test_codes_and_scales_come_back_to_the_bit(folder, tmp_path):
     assert {n for n, b in lm.named_buffers()} == {n for n, b in wanted.named_buffers()}
     for name, value in wanted.state_dict().items():
         assert torch.equal(lm.state_dict()[name], value), name
-    assert torch.equal(lm(ids()), wanted(ids()))
+    with torch.inference_mode():  # where one of the two could learn, it would go another way
+        assert torch.equal(lm(ids()), wanted(ids()))
     interlace.save(lm, tmp_path / "again")
     first, again = (load_file(f / "model.safetensors") for f in (folder, tmp_path / "again"))
     assert first.keys() == again.keys()
