@@ -10,6 +10,7 @@ from typing import Any
 
 from interlace.config import HybridConfig
 from interlace.layers.linear import FEW
+from interlace.layers.step import STEP_BACKENDS, StepCall
 from interlace.ops.attention import LATENT_BACKENDS, LatentCall
 from interlace.ops.conv import CONV_BACKENDS, ConvCall
 from interlace.ops.delta_rule import GATE_BACKENDS, KDA_BACKENDS, GateCall, KDACall
@@ -69,6 +70,9 @@ def explain_model(config: HybridConfig, extra: Sequence[int] = ()) -> list[Row]:
         for call, tokens in calls.items():
             rows += _around(call, tokens)
     for call, tokens in calls.items():
+        if tokens <= FEW:
+            step = StepCall(tokens, native=absence())
+            rows += _rows("step of a KDA layer or a feed-forward", call, STEP_BACKENDS, step)
         product = LinearCall(tokens, native=absence())
         rows += _rows("products with weights", call, LINEAR_BACKENDS, product)
     rows += _rows("head, one token", "any", LINEAR_BACKENDS, LinearCall(1, native=absence()))
