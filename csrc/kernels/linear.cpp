@@ -12,6 +12,7 @@ namespace {
 
 constexpr i64 kBlock = 16;            // rows of W of one block
 constexpr i64 kStep = 2 * W;          // bf16 numbers of one vector
+constexpr i64 kAhead = 4096;          // bytes that are fetched ahead: rows of W are short for what follows an address by itself
 constexpr i64 kGroup = 32;            // numbers that share a scale
 constexpr int kParts = kGroup / (2 * W);  // vectors of one group
 
@@ -109,7 +110,10 @@ static inline void dots_bf16(const bf16* x, i64 x_stride, const Row* w, i64 widt
   for (; k + kStep <= width; k += kStep) {
     vu row[N];
 #pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) row[n] = load_as<vu>(w[n].data + k * 2);
+    for (int n = 0; n < N; ++n) {
+      row[n] = load_as<vu>(w[n].data + k * 2);
+      if (M <= 2) __builtin_prefetch(w[n].data + k * 2 + kAhead);
+    }
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
       const vu column = load_pairs(x + m * x_stride + k);

@@ -5,6 +5,7 @@ import torch
 
 from interlace.bench.cold import Cold
 from interlace.bench.loops import LIMITS, Loops
+from interlace.ops.native import core
 
 
 def test_slices_come_in_turn_and_go_round():
@@ -28,7 +29,11 @@ def test_numbers_are_normal_in_either_width(dtype):
 def test_loops_say_what_a_turn_moves_and_leave_normal_numbers():
     cold = Cold(1 << 16)
     loops = Loops(cold, matrix=24)
-    assert loops.amount == {"read": 1 << 16, "copy": 1 << 17, "bf16": 2 * 24**3, "fp32": 2 * 24**3}
+    assert (loops.amount["read"], loops.amount["copy"]) == (1 << 16, 1 << 17)
+    assert loops.amount["matmul"] == 2 * 24**3
+    assert loops.native == (core() is not None)
+    for name in ("bf16", "fp32"):
+        assert (loops.amount[name] != 2 * 24**3) == loops.native
     before = cold.whole(torch.float32).clone()
     for name in LIMITS:
         loops[name]()

@@ -31,7 +31,7 @@ def measured():
 
 def test_format_is_what_the_planner_reads(measured, tmp_path):
     again = json.loads(write(measured, tmp_path / "a" / "limits.json").read_text())
-    assert again["format"] == 1
+    assert again["format"] == 2
     for rate in ("bf16_flops", "fp32_flops", "read_bandwidth", "copy_bandwidth"):
         assert again[rate] > 0
     assert set(again["efficiency"]) == EFFICIENCY

@@ -8,6 +8,7 @@ import torch
 from interlace.caches import DeltaState
 from interlace.check import check_model, draw_rows
 from interlace.layers import GatedMLA, KimiDeltaAttention
+from interlace.ops.conv import short_convs
 from interlace.ops.delta_rule import kda_reference
 from interlace.ops.delta_rule.choose import FEW_TOKENS
 from interlace.ops.norm import l2norm_reference, rms_norm_reference
@@ -71,11 +72,9 @@ def raw_latent(self, x):
     return self.kv_a_proj_with_mqa(x)
 
 
-def window_short(x, weight, *, state=None, **options):
-    y, window = import_module("interlace.ops.conv").short_conv(x, weight, state=state, **options)
-    window = window.clone()
-    window[:, 0] = 0
-    return y, window
+def window_short(xs, weights, states):
+    outs, windows = short_convs(xs, weights, states)
+    return outs, [torch.cat([w[:, :1] * 0, w[:, 1:]], 1) for w in windows]
 
 
 def rounded_state(self, state, *windows):
@@ -150,7 +149,7 @@ FAULTS = {
         "absorbed",
         (GatedMLA, "_absorbed_weights", v_of_the_k_half_absorbed),
     ),
-    "window one token short": ("KDA", "recurrent", (kda, "short_conv", window_short)),
+    "window one token short": ("KDA", "recurrent", (kda, "short_convs", window_short)),
 }
 """Kind of layer, the first way that is wrong, and what replaces what."""
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from interlace.check import check_model, draw_rows
-from interlace.layers import moe, packed
+from interlace.layers import linear, moe, packed, step
 from interlace.layers import residual as streams
 from interlace.layers.residual import BlockStreams
 from interlace.models.hybrid import Stack
+from interlace.ops.linear import Packed
 from interlace.ops.mxfp4 import mxfp4_linear
 from interlace.ops.residual import make_candidate, read_bank
 from packed_models import packed_model
@@ -116,6 +117,13 @@ def swapped_nibbles(x, codes, scale):
     return mxfp4_linear(x, (codes << 4) | (codes >> 4), scale)
 
 
+def swapped_in_the_core(module):
+    if not isinstance(module, packed.PackedLinear):
+        return module.weight
+    codes = module.weight_packed
+    return Packed((codes << 4) | (codes >> 4), module.weight_scale)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_packed_experts_are_checked_from_their_bytes(monkeypatch, dtype):
     lm = packed_model(dtype)
@@ -124,6 +132,8 @@ def test_packed_experts_are_checked_from_their_bytes(monkeypatch, dtype):
     # both tensors of a matrix must come back, and do
     assert [f.error for f in report.findings if f.part == "weights"] == [0.0]
     monkeypatch.setattr(packed, "mxfp4_linear", swapped_nibbles)
+    monkeypatch.setattr(linear, "_matrix", swapped_in_the_core)
+    step._PREPARED.clear()  # what the core holds already is right
     bad = check_model(lm, ROWS, saved=False, fail_fast=True).first_bad
     assert bad is not None
     assert (bad.layer, bad.kind, bad.way, bad.note) == (1, "experts", "one call", "")

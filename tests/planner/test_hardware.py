@@ -16,10 +16,12 @@ from interlace.planner.hardware import (
 )
 
 LIMITS = {
-    "format": 1,
+    "format": 2,
     "date": "2026-11-30T12:00:00+00:00",
     "machine": "a machine",
     "bf16_flops": 4e11,
+    "matmul_flops": 3e11,
+    "loops": "native",
     "fp32_flops": 2e11,
     "read_bandwidth": 3e10,
     "copy_bandwidth": 5e10,
@@ -90,7 +92,9 @@ def test_float32_has_its_own_rate(cache_home):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "format must be 1, got 2"),
+        ({"format": 1}, "format must be 2, got 1"),
+        ({"loops": "mine"}, "loops must be native or torch, got 'mine'"),
+        ({"matmul_flops": None}, "matmul_flops must be a number above 0, got None"),
         ({"bf16_flops": 0}, "bf16_flops must be a number above 0, got 0"),
         ({"read_bandwidth": "fast"}, "read_bandwidth must be a number above 0, got 'fast'"),
         ({"copy_bandwidth": math.inf}, "copy_bandwidth must be a number above 0, got inf"),

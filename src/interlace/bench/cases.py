@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from interlace.bench.cold import Cold
 from interlace.bench.work import (
@@ -36,6 +35,7 @@ from interlace.ops.attention import (
 )
 from interlace.ops.conv import short_conv, short_conv_reference
 from interlace.ops.delta_rule import kda, kda_reference
+from interlace.ops.linear import linear
 from interlace.ops.mlp import swiglu, swiglu_reference
 from interlace.ops.moe import moe_experts, moe_experts_reference
 from interlace.ops.norm import (

@@ -1,6 +1,6 @@
 """`limits`: what this machine gives, and which share of it each kind of layer gets.
 
-    rates        four loops (see `loops`)
+    rates        five loops (see `loops`)
     efficiency   one operator per kind (of a KDA layer all that is no projection), at one depth and
                  width that no benchmark model has:
                  (operations / rate or bytes / bandwidth, whichever is more)
@@ -44,6 +44,7 @@ from interlace.layers import Block
 from interlace.ops.attention import latent_attention
 from interlace.ops.conv import short_conv
 from interlace.ops.delta_rule import kda, kda_gate
+from interlace.ops.linear import linear
 from interlace.ops.norm import gated_rms_norm
 from interlace.planner.hardware import FORMAT, limits_path
 
@@ -134,6 +135,8 @@ def measure(
         "fp32_flops": found["fp32"],
         "read_bandwidth": found["read"],
         "copy_bandwidth": found["copy"],
+        "matmul_flops": found["matmul"],
+        "loops": "native" if loops.native else "torch",
         "efficiency": efficiency,
         "seconds_per_layer_call": {name: fixed.median(name) for name in systems},
         "others_share": max(rates.busiest, fixed.busiest),
@@ -244,7 +247,7 @@ def _linear(probe: Probe, cold: Cold, rows: int) -> Operator:
     out = 2 * probe.hidden
 
     def call() -> Tensor:
-        return torch.nn.functional.linear(x, cold.take(out, probe.hidden))
+        return linear(x, cold.take(out, probe.hidden))
 
     return linear_work(rows, probe.hidden, out), call
 

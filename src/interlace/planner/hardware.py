@@ -3,11 +3,13 @@
 Known machines stand in `hardware.toml` with their sources. The machine at hand is `measured`: a
 file that `interlace bench limits` writes, at `limits_path()`. Its keys, all of them required:
 
-    format                  1
+    format                  2
     date                    when it was measured, ISO 8601
     machine                 its name, for a reader
-    bf16_flops              operations per second of a bf16 matrix product
-    fp32_flops              the same in float32
+    bf16_flops              operations per second of bf16 products in registers, float32 sums
+    fp32_flops              of float32 multiply-adds in registers
+    matmul_flops            of a square matrix product in bf16
+    loops                   "native", or "torch" where matrix products stand for the first two
     read_bandwidth          bytes per second, reading
     copy_bandwidth          bytes per second, reading and writing in place, both counted
     efficiency              share of its limit, in (0, 1], of each layer kind:
@@ -53,7 +55,7 @@ EFFICIENCIES = (
 LAYER_CALLS = ("mla", "kda", "mlp")
 """Kinds of layer calls that cost a fixed time."""
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,9 @@ def _check(found: Any) -> Hardware:
         _number(found[key], key)
         for key in ("bf16_flops", "fp32_flops", "read_bandwidth", "copy_bandwidth")
     )
+    _number(found["matmul_flops"], "matmul_flops")
+    if found["loops"] not in ("native", "torch"):
+        raise ValueError(f"loops must be native or torch, got {found['loops']!r}")
     shares = {key: _number(found["efficiency"][key], key, most=1.0) for key in EFFICIENCIES}
     calls = {
         key: _number(found["seconds_per_layer_call"][key], key, zero=True) for key in LAYER_CALLS
